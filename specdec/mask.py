@@ -1,0 +1,62 @@
+"""The bitmask of allowed tokens: one bit a token, one row a logits row, only for rows that asked.
+
+L logits rows, W words of 32 bits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class TokenMask:
+    """Rows of int32 words; bit v of a row (word v // 32, low bit first) is set where token v is allowed.
+
+    A row that nobody claimed allows everything and costs nothing: the words exist only once a row is claimed.
+    """
+
+    __slots__ = ("_claimed", "_words_LW", "num_rows", "num_words", "vocab_size")
+
+    def __init__(self, num_rows: int, vocab_size: int) -> None:
+        self.num_rows = num_rows
+        self.vocab_size = vocab_size
+        self.num_words = (vocab_size + 31) // 32
+        self._words_LW: NDArray[np.int32] | None = None
+        self._claimed: set[int] = set()
+
+    @property
+    def words_LW(self) -> NDArray[np.int32]:
+        """All rows, int32 `[num_rows, num_words]`, C-contiguous, for backends that fill by pointer."""
+        if self._words_LW is None:
+            self._words_LW = np.zeros((self.num_rows, self.num_words), np.int32)
+        return self._words_LW
+
+    def claim(self, row: int) -> NDArray[np.int32]:
+        """The words of `row`, all zero (nothing allowed), for the caller to set. Raises IndexError outside the mask."""
+        if not 0 <= row < self.num_rows:
+            raise IndexError(f"mask row {row} is outside 0..{self.num_rows - 1}")
+        words = self.words_LW[row]
+        words[:] = 0
+        self._claimed.add(row)
+        return words
+
+    def words(self, row: int) -> NDArray[np.int32] | None:
+        """The words of `row`, or None where nobody claimed it (everything is allowed)."""
+        return self.words_LW[row] if row in self._claimed else None
+
+    def allowed(self, row: int) -> NDArray[np.bool_] | None:
+        """Row as booleans `[vocab_size]`, or None where everything is allowed."""
+        words = self.words(row)
+        return None if words is None else bits(words, self.vocab_size)
+
+
+def bits(words: NDArray[np.int32], vocab_size: int) -> NDArray[np.bool_]:
+    """Booleans `[vocab_size]` of one row of words."""
+    return np.unpackbits(words.view(np.uint8), bitorder="little", count=vocab_size).view(np.bool_)
+
+
+def allow(words: NDArray[np.int32], tokens: list[int]) -> None:
+    """Set the bits of `tokens` in one row of words."""
+    row = words.view(np.uint32)
+    for token in tokens:
+        row[token >> 5] |= np.uint32(1 << (token & 31))

@@ -1,0 +1,136 @@
+"""What a caller asks for. Frozen values, checked when they are made; they know no engine and no text.
+
+A range that depends on the model (ids in the vocabulary, room in the context) is checked where the model is known,
+in `Engine.add`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from specdec.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from specdec.protocols import Grammar
+
+MAX_CHOICES = 128
+MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 1024
+MAX_LOGPROBS = 20
+
+
+def _number(param: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidRequest(param, f"must be a finite number, got {value!r}")
+    if value < low or value > high or (open_low and value == low):
+        raise InvalidRequest(param, f"must be {'above' if open_low else 'at least'} {low} and at most {high}, got {value}")
+
+
+def _integer(param: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(param, f"must be an integer, got {value!r}")
+    if not low <= value <= high:
+        raise InvalidRequest(param, f"must be between {low} and {high}, got {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the target picks a token, and how far drafts may help it.
+
+    Fields have the meaning they have in the OpenAI API and in vLLM. `top_k` 0 keeps everything; `logprobs` is None for
+    none, else the number of alternatives to report beside the picked token (0 to 20); `seed` None draws a fresh one,
+    which the result returns. `speculative` False turns drafts off for this request; its text is the same either way.
+
+    Raises `InvalidRequest`, naming the field, for a value out of range or of the wrong type.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    seed: int | None = None
+    logprobs: int | None = None
+    speculative: bool = True
+
+    def __post_init__(self) -> None:
+        _number("temperature", self.temperature, 0.0, 2.0)
+        _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _integer("top_k", self.top_k, 0, 2**31 - 1)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _number("repetition_penalty", self.repetition_penalty, 0.0, 10.0, open_low=True)
+        if not isinstance(self.logit_bias, Mapping):
+            raise InvalidRequest("logit_bias", f"must be a mapping from token id to bias, got {self.logit_bias!r}")
+        for token, bias in self.logit_bias.items():
+            _integer("logit_bias", token, 0, 2**31 - 1)
+            _number(f"logit_bias.{token}", bias, -100.0, 100.0)
+        if self.seed is not None:
+            _integer("seed", self.seed, -(2**63), 2**64 - 1)
+        if self.logprobs is not None:
+            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if not isinstance(self.speculative, bool):
+            raise InvalidRequest("speculative", f"must be true or false, got {self.speculative!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """When a text ends. `max_tokens` None means the rest of the context; the model's end tokens stop unless
+    `ignore_eos`; neither comes before `min_tokens` tokens.
+
+    Raises `InvalidRequest`, naming the field.
+    """
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest("min_tokens", f"must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}")
+        if not isinstance(self.stop, tuple) or len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidRequest("stop", f"must be at most {MAX_STOP_STRINGS} strings")
+        for stop in self.stop:
+            if not isinstance(stop, str) or not stop:
+                raise InvalidRequest("stop", "must hold strings that are not empty")
+            if len(stop) > MAX_STOP_LENGTH:
+                raise InvalidRequest("stop", f"must hold strings of at most {MAX_STOP_LENGTH} characters")
+        for token in self.stop_token_ids:
+            _integer("stop_token_ids", token, 0, 2**31 - 1)
+        for name in ("ignore_eos", "include_stop"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidRequest(name, f"must be true or false, got {getattr(self, name)!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt with all that shapes its answer. `grammar` None is free text; `n` is the number of choices.
+
+    Raises `InvalidRequest` for an empty prompt or an `n` outside 1 to 128.
+    """
+
+    prompt: tuple[int, ...]
+    sampling: Sampling = field(default_factory=Sampling)
+    stopping: Stopping = field(default_factory=Stopping)
+    grammar: Grammar | None = None
+    n: int = 1
+    cache_salt: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise InvalidRequest("prompt", "must hold at least one token")
+        _integer("n", self.n, 1, MAX_CHOICES)

@@ -1,0 +1,142 @@
+"""One text that grows: the only mutable noun of the engine. Owned by it; knows no tensors and no scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from specdec.errors import SpecdecError
+from specdec.tree import DraftTree
+
+if TYPE_CHECKING:
+    from specdec.protocols import Constraint
+    from specdec.request import Request
+    from specdec.text import Detokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """The raw model's log-probability of a picked token, and of the likeliest tokens at the same place."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(slots=True)
+class Counters:
+    """What one sequence cost and what drafts gave it."""
+
+    forwards: int = 0  # target forwards that drew at least one token
+    drafts: int = 0  # of these, those with at least one drafted node
+    draft_tokens: int = 0  # nodes verified
+    accepted_tokens: int = 0  # drafted nodes that were emitted
+    accepted_per_depth: list[int] = field(default_factory=list)  # [d]: draws that emitted a draft of depth d + 1
+    preemptions: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One choice of a request. `num_computed` tokens of `tokens` are in the KV cache; the rest are pending.
+
+    That number is the whole state of progress: prefill, chunks, decode and resuming after preemption are all
+    `num_computed` catching up with `len(tokens)`. `constraint` and `text` are functions of the tokens, not of the KV.
+    """
+
+    request_id: str
+    index: int
+    request: Request
+    seed: int
+    tokens: list[int]
+    constraint: Constraint
+    text: Detokenizer
+    max_tokens: int
+    end_tokens: frozenset[int]
+    arrival: int = 0
+    num_computed: int = 0
+    num_cached: int = 0  # prompt tokens that the first admission found in the prefix cache
+    blocks: list[int] = field(default_factory=list)
+    num_published: int = 0  # leading blocks whose hash is in the prefix cache
+    block_hashes: list[bytes] = field(default_factory=list)  # of full blocks, from the first
+    counters: Counters = field(default_factory=Counters)
+    logprobs: list[Logprob] = field(default_factory=list)
+    finish_reason: str | None = None
+    error: SpecdecError | None = None
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.prompt)
+
+    @property
+    def num_output(self) -> int:
+        """Tokens drawn so far."""
+        return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def num_pending(self) -> int:
+        """Known tokens that are not in the KV cache."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing will be added any more."""
+        return self.finish_reason is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What the scheduler lets one sequence do in a step: compute `known` pending tokens, and, where these reach the
+    frontier, verify up to `drafts` nodes none deeper than `depth` (slots for them are reserved)."""
+
+    seq: Sequence
+    known: int
+    drafts: int = 0
+    depth: int = 0
+
+    @property
+    def at_frontier(self) -> bool:
+        """Whether the last token of the grant is the last that is known: the root of a tree."""
+        return self.seq.num_computed + self.known == len(self.seq.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A grant with its tree, placed in a batch: rows `first_row ..` hold the known tokens, then nodes 1, 2, ...;
+    logits rows `first_logit ..` hold the nodes from the root on."""
+
+    seq: Sequence
+    known: int
+    tree: DraftTree
+    first_row: int
+    first_logit: int
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the batch: known tokens and drafts."""
+        return self.known + self.tree.num_drafts
+
+    @property
+    def root_slot(self) -> int:
+        """Index in the sequence (and KV slot) of the last known token of the span."""
+        return self.seq.num_computed + self.known - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """What one step added to one sequence. Token ids, text, logprobs and counters are cut together.
+
+    `text` is the newly visible text (a stop string, or bytes that are not yet a character, are held back);
+    `finish_reason` is None while the sequence goes on, else "stop", "length", "abort" or "error" (then `error` is set);
+    `stop_reason` is the stop string or the stop token id that ended it, None for the model's own end tokens.
+    """
+
+    seq: Sequence
+    tokens: tuple[int, ...] = ()
+    text: str = ""
+    logprobs: tuple[Logprob, ...] = ()
+    num_drafts: int = 0
+    num_accepted: int = 0
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    error: SpecdecError | None = None
