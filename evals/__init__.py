@@ -1,1 +1,1 @@
-"""evals"""
+"""Measurements of what the engine does: acceptance, exactness, speed."""

@@ -1,1 +1,1 @@
-"""grammar"""
+"""Constraints on what a text may become: one file a backend."""

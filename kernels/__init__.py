@@ -1,1 +1,1 @@
-"""kernels"""
+"""Functions on tensors, each kernel beside its reference. Imports nothing of ours."""
