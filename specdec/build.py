@@ -170,7 +170,8 @@ def open_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     """The tokenizer that a checkpoint names: a tokenizer.json, or one rebuilt from GGUF metadata (kept in the cache)."""
     if isinstance(checkpoint.tokenizer, Path):
         return Tokenizer.from_file(checkpoint.tokenizer)
-    return Tokenizer.from_gguf(checkpoint.tokenizer, cache_folder() / "tokenizers")
+    metadata = {key.removeprefix("tokenizer.ggml."): value for key, value in checkpoint.tokenizer.items()}
+    return Tokenizer.from_gguf(metadata, cache_folder() / "tokenizers")
 
 
 def end_tokens(checkpoint: Checkpoint, vocab_size: int) -> tuple[int, ...]:
@@ -207,7 +208,7 @@ def _load(
 
 def _new_text(tokenizer: Tokenizer) -> Callable[[Stopping], Detokenizer]:
     def new_text(stopping: Stopping) -> Detokenizer:
-        return tokenizer.detokenizer(stopping.stop, stopping.include_stop, stopping.min_tokens)
+        return tokenizer.detokenizer(stopping.stop, stopping.include_stop, min_tokens=stopping.min_tokens)
 
     return new_text
 

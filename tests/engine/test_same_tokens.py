@@ -66,7 +66,12 @@ def requests(spec: Spec | None, sampling: Sampling) -> list[Request]:
     """Prompts of many lengths, two of them equal, one with three choices."""
     rng = random.Random(11)
     grammar = None if spec is None else compiler().compile(spec)
-    lines = ["the quick brown fox jumps over the quick brown", '{"name":"Ada","kind":"lazy","tags":[1,2]}', "a", "fox " * 9]
+    lines = [
+        "the quick brown fox jumps over the quick brown",
+        '{"name":"Ada","kind":"lazy","tags":[1,2]}',
+        "a",
+        "fox " * 9,
+    ]
     prompts = [encode(line) for line in [*lines, lines[0]]]
     prompts.append([rng.randrange(3, VOCAB_SIZE) for _ in range(40)])
     return [
