@@ -176,8 +176,11 @@ class Tokenizer:
         min_tokens: int = 0,
         at_start: bool = False,
     ) -> Detokenizer:
-        """A fresh detokenizer; no stop string counts within `min_tokens` tokens. `at_start` says that its text begins a text (as for `decode`) and does not continue a
-        prompt: tokenizers of the Llama 2 kind then drop the space that they put before it."""
+        """A fresh detokenizer; no stop string counts within `min_tokens` tokens.
+
+        `at_start` says that its text begins a text (as for `decode`) and does not continue a prompt: tokenizers of the
+        Llama 2 kind then drop the space that they put before it.
+        """
         return Detokenizer(
             self.token_bytes,
             stop=stop,
