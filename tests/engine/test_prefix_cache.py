@@ -3,16 +3,46 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence as Seq
 
 import pytest
+from torch import Tensor
 
+from specdec.batch import Batch
 from specdec.config import EngineConfig
 from specdec.drafters.none import NoDrafter
 from specdec.request import Request, Sampling, Stopping
-from tests.drafters_for_tests import OracleDrafter
+from specdec.sequence import Grant, Sequence, Span
+from specdec.tree import EMPTY, DraftTree
 from tests.fakes import hash_engine, run, texts
 
 VOCAB_SIZE = 24
+
+
+class DecoyDrafter:
+    """Knows the answer, and puts a wrong sibling before each true node: no accepted node lies in its final slot."""
+
+    taps: tuple[int, ...] = ()
+
+    def __init__(self, answer: Seq[int]) -> None:
+        self.answer = answer
+
+    def draft(self, grants: Seq[Grant]) -> list[DraftTree]:
+        return [self._tree(grant) if grant.at_frontier else EMPTY for grant in grants]
+
+    def _tree(self, grant: Grant) -> DraftTree:
+        tokens, parents = [grant.seq.tokens[-1]], [-1]
+        for token in self.answer[grant.seq.num_output :][: min(grant.drafts // 2, grant.depth)]:
+            parent = len(tokens) - 1
+            tokens += [(token + 1) % VOCAB_SIZE, token]
+            parents += [parent, parent]
+        return DraftTree(tuple(tokens), tuple(parents), (1.0,) * len(tokens), ("",) * len(tokens))
+
+    def observe(self, spans: Seq[Span], batch: Batch, taps: Seq[Tensor], paths: Seq[Seq[int]]) -> None:
+        pass
+
+    def forget(self, seq: Sequence) -> None:
+        pass
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 4, 16])
@@ -27,8 +57,7 @@ def test_a_continued_conversation_reads_true_keys_from_the_cache(block_size: int
     second = Request((*first.prompt, *tokens, 5, 6), Sampling(seed=4), Stopping(max_tokens=20))
     fresh = texts(run(hash_engine(config, NoDrafter()), [second]))
 
-    oracle = OracleDrafter({first.prompt: tokens}, VOCAB_SIZE, branch_rate=1.0)
-    engine = hash_engine(config, oracle)
+    engine = hash_engine(config, DecoyDrafter(tokens))
     run(engine, [first])
     emissions = run(engine, [second])
     assert texts(emissions) == fresh
