@@ -17,11 +17,22 @@ class Detokenizer:
     starts first (the longest). The text is cut before it, or after it with `include_stop`. Bytes that cannot become a
     character are shown as U+FFFD, one for each maximal subpart (Unicode 16, 3.9, as Python and Rust do).
 
+    Stop strings are looked for in the text after the first `min_tokens` tokens only.
     `strip_space` drops one space at the very beginning: SentencePiece models of the Llama 2 kind put it there. Time is
     linear in the text whatever the stop strings are: the state is at most three bytes and a node of their automaton.
     """
 
-    __slots__ = ("_closed", "_include_stop", "_node", "_pending", "_stops", "_strip_space", "_token_bytes", "matched")
+    __slots__ = (
+        "_closed",
+        "_include_stop",
+        "_node",
+        "_pending",
+        "_stops",
+        "_strip_space",
+        "_token_bytes",
+        "_unstoppable",
+        "matched",
+    )
 
     def __init__(
         self,
@@ -30,11 +41,13 @@ class Detokenizer:
         stop: tuple[str, ...] = (),
         include_stop: bool = False,
         strip_space: bool = False,
+        min_tokens: int = 0,
     ) -> None:
         self._token_bytes = token_bytes
         self._stops = _stop_automaton(stop)
         self._include_stop = include_stop
         self._strip_space = strip_space
+        self._unstoppable = min_tokens  # tokens still to come whose text no stop string is looked for in
         self._pending = b""  # the beginning of a character
         self._node = 0  # spells what is held back: the longest end of the text that begins a stop string
         self._closed = False
@@ -48,7 +61,10 @@ class Detokenizer:
         data = self._pending + self._token_bytes(token)
         text, used = codecs.utf_8_decode(data, "replace", False)
         self._pending = data[used:]
-        return self._show(text)
+        if self._unstoppable:
+            self._unstoppable -= 1
+            return self._begin(text)
+        return self._show(self._begin(text))
 
     def close(self) -> str:
         """What was held back, at the end of the sequence: "" after a match. A beginning of a character becomes U+FFFD
@@ -57,7 +73,7 @@ class Detokenizer:
             self._closed = True
             return ""
         self._closed = True
-        text = self._show(self._pending.decode("utf-8", "replace"))
+        text = self._show(self._begin(self._pending.decode("utf-8", "replace")))
         if self.matched is None:
             text += self._stops.spelling(self._node)
         self._pending, self._node = b"", 0
@@ -70,19 +86,22 @@ class Detokenizer:
         other._stops = self._stops
         other._include_stop = self._include_stop
         other._strip_space = self._strip_space
+        other._unstoppable = self._unstoppable
         other._pending = self._pending
         other._node = self._node
         other._closed = self._closed
         other.matched = self.matched
         return other
 
+    def _begin(self, text: str) -> str:
+        """The text without the one leading space that `strip_space` drops."""
+        if self._strip_space and text:
+            self._strip_space = False
+            return text.removeprefix(" ")
+        return text
+
     def _show(self, text: str) -> str:
         """The part of (what is held back + `text`) that is safe to show; the rest becomes the state."""
-        if not text:
-            return ""
-        if self._strip_space:
-            self._strip_space = False
-            text = text.removeprefix(" ")
         stops = self._stops
         if not stops.strings:
             return text
