@@ -245,6 +245,7 @@ def test_metadata_says_what_stands_around_a_text(changes: dict[str, Any], prefix
     assert tokenizer.encode("fox") == [*prefix, *bare, *suffix]
     assert tokenizer.prefix == tuple(prefix)
     assert tokenizer.bos_id == 1
+    assert tokenizer.named_tokens == {"bos_token": SPECIAL[1], "eos_token": SPECIAL[2], "unk_token": SPECIAL[0]}
 
 
 def test_user_defined_pieces_are_cut_out_first_and_are_text() -> None:
@@ -333,6 +334,7 @@ def test_what_is_not_text_is_refused(bad: Any) -> None:
         ({"model": "t5"}, "model 't5' is unknown"),
         ({"tokens": []}, "no tokenizer.ggml.tokens"),
         ({"token_type": [1]}, "token_type has 1 entries"),
+        ({"padding_token_id": 10**6}, "padding_token_id is 1000000"),
         ({"merges": None}, "no tokenizer.ggml.merges"),
         ({"merges": ["ab"]}, "merges holds 'ab'"),
         ({"merges": ["zzz yyy"]}, "merges joins 'zzz' and 'yyy'"),
@@ -366,18 +368,24 @@ def test_the_cache_is_keyed_by_content_and_heals(tmp_path: Path) -> None:
     assert len(list(cache.iterdir())) == 2
 
 
-def test_from_file_reads_the_bos_token_beside_it(tmp_path: Path) -> None:
+def test_from_file_reads_the_roles_of_tokens_beside_it(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     original = byte_level_reference()
     path.write_text(original.to_str(), encoding="utf-8")
     assert Tokenizer.from_file(path).bos_id is None
-    for spelled in ('"<|im_start|>"', '{"content": "<|im_start|>", "lstrip": false}'):
-        (tmp_path / "tokenizer_config.json").write_text(f'{{"bos_token": {spelled}}}', encoding="utf-8")
+    for spelled in ("<|im_start|>", {"content": "<|im_start|>", "lstrip": False}):
+        config = {"bos_token": spelled, "eos_token": None, "add_bos_token": False, "pad_token": "<|im_end|>"}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
         tokenizer = Tokenizer.from_file(path)
         assert tokenizer.bos_id == 1
+        assert tokenizer.named_tokens == {"bos_token": "<|im_start|>", "pad_token": "<|im_end|>"}
     assert tokenizer.token_id("<|im_end|>") == 2
     assert tokenizer.token_id("no such token") is None
     assert tokenizer.encode(CORPUS[1]) == original.encode(CORPUS[1]).ids
+    for broken in ("[]", "{"):
+        (tmp_path / "tokenizer_config.json").write_text(broken, encoding="utf-8")
+        with pytest.raises(ModelError, match=r"tokenizer_config\.json: "):
+            Tokenizer.from_file(path)
 
 
 def test_flags_of_special_tokens_hold(tmp_path: Path) -> None:
