@@ -14,6 +14,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from specdec.errors import InvalidRequest, ModelError
 from specdec.gguf_tokenizer import BLANK, SPLITS, tokenizer_json
+from specdec.loader import open_checkpoint
 from specdec.tokenizer import Tokenizer
 
 CORPUS = [
@@ -415,3 +416,52 @@ def test_an_unknown_decoder_is_refused() -> None:
     original.decoder = decoders.WordPiece()
     with pytest.raises(ModelError, match=r"WordPiece.* is not known"):
         Tokenizer(original.to_str())
+
+
+@functools.cache
+def pulled(name: str) -> Tokenizer:
+    metadata = open_checkpoint(name).tokenizer
+    assert not isinstance(metadata, Path)
+    return Tokenizer.from_gguf({key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items()})
+
+
+@pytest.mark.weights
+@pytest.mark.parametrize(
+    ("name", "text", "ids"),
+    [
+        ("smollm2-135m", "Hello world", [19556, 905]),
+        ("smollm2-135m", "<|im_start|>x", [44, 108, 306, 79, 3738, 108, 46, 104]),
+        ("smollm2-135m", "x = 12345", [104, 446, 216, 33, 34, 35, 36, 37]),
+        ("gemma3-270m", "Hello world", [2, 9259, 1902]),
+        ("gemma3-270m", "The capital of France is", [2, 818, 5279, 529, 7001, 563]),
+        ("gemma3-270m", "a\n\n\n   b", [2, 236746, 109, 139, 236763]),
+    ],
+)
+def test_real_vocabularies_give_known_ids(name: str, text: str, ids: list[int]) -> None:
+    tokenizer = pulled(name)
+    assert tokenizer.encode(text) == ids
+    assert tokenizer.decode(ids) == text
+
+
+@pytest.mark.weights
+@pytest.mark.parametrize("name", ["smollm2-135m", "gemma3-270m"])
+def test_real_vocabularies_push_what_they_decode(name: str) -> None:
+    tokenizer = pulled(name)
+    original = tokenizers.Tokenizer.from_str(tokenizer.json)
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    for text in TEXTS:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert tokenizer.encode(text, parse_special=True) == original.encode(text).ids
+        if name == "gemma3-270m" or text.isprintable():  # SmolLM2 has no token for some control characters
+            assert tokenizer.decode(ids) == text
+    for _ in range(1000):
+        ids = [rng.randrange(tokenizer.vocab_size) for _ in range(rng.randint(0, 12))]
+        shown = tokenizer.detokenizer(at_start=True)
+        assert "".join(map(shown.push, ids)) + shown.close() == tokenizer.decode(ids)
+        try:
+            b"".join(map(tokenizer.token_bytes, ids)).decode()
+        except UnicodeDecodeError:
+            continue
+        assert tokenizer.decode(ids) == original.decode(ids)
