@@ -128,7 +128,7 @@ class Scheduler:
                 seq.num_computed = 0
                 self.waiting.appendleft(seq)
                 break
-            if seq.num_output == 0:
+            if seq.num_preemptions == 0:
                 seq.num_cached = seq.num_computed
             insort(self.running, seq, key=lambda other: other.arrival)
             unpublished.update(names[len(hits) :])
