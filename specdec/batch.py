@@ -17,11 +17,11 @@ from specdec.sequence import Span
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`prefix_R` and `ancestors_R` say which slots a row sees (DESIGN 2 B). Rotary positions go by depth, slots by node.
+    """`prefix_R` and `ancestors_R` say which slots a row sees (DESIGN 2 B); positions go by depth, slots by node.
 
-    `blocks_SB` are the block tables, padded with the scrap block; `tables_S` the same as plain integers, as are `rows_S`,
-    each sequence's (first row, past the last row), and `lengths_S`, how many slots its rows may see: planning needs no
-    transfer from a device.
+    `blocks_SB` are the block tables, padded with the scrap block. `tables_S` are the same as plain integers, as are
+    `rows_S`, each sequence's (first row, past the last row), and `lengths_S`, how many slots its rows may see: planning
+    needs no transfer from a device.
     """
 
     tokens_R: Tensor

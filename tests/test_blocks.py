@@ -235,3 +235,5 @@ def test_a_salt_that_spells_a_hash_does_not_reach_into_its_chain() -> None:
             continue
         break
     assert names_of([5], 1, salt)[0] != names_of([token, 5], 1)[1]
+    salt += "\5" + "\0" * 7  # and the same with the next block's tokens spelled out
+    assert names_of([6], 1, salt)[0] != names_of([token, 5, 6], 1)[2]
