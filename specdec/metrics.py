@@ -1,0 +1,64 @@
+"""What the engine counts while it runs: plain numbers, written by the engine thread alone and read by anybody.
+
+Knows no exporter and no clock; the server turns these into Prometheus's format, and measures time itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Metrics:
+    """Counters only grow; gauges say how it stands after the last step.
+
+    A reader in another thread may see a step half counted, never a torn number.
+    """
+
+    # counters
+    steps: int = 0  # engine steps with at least one row
+    finished: dict[str, int] = field(
+        default_factory=lambda: {"stop": 0, "length": 0, "abort": 0, "error": 0}
+    )  # sequences by finish reason
+    prompt_tokens: int = 0  # of sequences admitted for the first time
+    cached_prompt_tokens: int = 0  # of these, found in the prefix cache
+    prefix_queries: int = 0  # tokens looked up in the prefix cache
+    prefix_hits: int = 0  # of these, found
+    generation_tokens: int = 0  # tokens emitted
+    drafts: int = 0  # draws with at least one drafted node
+    draft_tokens: int = 0  # nodes verified
+    accepted_tokens: int = 0  # drafted nodes that were emitted
+    accepted_per_depth: list[int] = field(default_factory=list)  # [d]: draws that emitted a draft of depth d + 1
+    preemptions: int = 0
+    drafter_errors: int = 0  # trees lost to a drafter that raised or returned nonsense
+    constraint_errors: int = 0  # sequences ended by their grammar's backend
+    dead_ends: int = 0  # sequences ended where the grammar allowed nothing
+    numerical_errors: int = 0  # sequences ended by logits that are not numbers
+
+    # gauges
+    running: int = 0
+    waiting: int = 0
+    kv_blocks_used: int = 0
+    kv_blocks_total: int = 0
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the KV blocks in use, 0 to 1."""
+        return self.kv_blocks_used / self.kv_blocks_total if self.kv_blocks_total else 0.0
+
+    def count_draft(self, num_drafts: int, num_accepted: int) -> None:
+        """Count one draw of one sequence: `num_drafts` nodes verified, of which a path of `num_accepted` was emitted."""
+        if not num_drafts:
+            return
+        self.drafts += 1
+        self.draft_tokens += num_drafts
+        self.accepted_tokens += num_accepted
+        missing = num_accepted - len(self.accepted_per_depth)
+        if missing > 0:
+            self.accepted_per_depth.extend([0] * missing)
+        for depth in range(num_accepted):
+            self.accepted_per_depth[depth] += 1
+
+    def count_finish(self, reason: str) -> None:
+        """Count one finished sequence."""
+        self.finished[reason] = self.finished.get(reason, 0) + 1
