@@ -1,1 +1,1 @@
-"""HTTP and nothing else: OpenAI's API in front of the engine, which it knows only through `bridge`."""
+"""The OpenAI-compatible API over HTTP. Knows the engine through its bridge only."""

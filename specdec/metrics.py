@@ -9,6 +9,27 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
+class Acceptance:
+    """How far drafts were right, over some draws: of one sequence, or of all."""
+
+    draws: int = 0  # target forwards that drew at least one token for a sequence
+    drafts: int = 0  # draws with at least one drafted node
+    draft_tokens: int = 0  # nodes verified
+    accepted_tokens: int = 0  # drafted nodes that were emitted
+    accepted_per_depth: list[int] = field(default_factory=list)  # [d]: draws that emitted a draft of depth d + 1
+
+    def count(self, num_drafts: int, num_accepted: int) -> None:
+        """Count one draw: `num_drafts` nodes verified, of which a path of `num_accepted` was emitted."""
+        self.draws += 1
+        self.drafts += num_drafts > 0
+        self.draft_tokens += num_drafts
+        self.accepted_tokens += num_accepted
+        self.accepted_per_depth.extend([0] * (num_accepted - len(self.accepted_per_depth)))
+        for depth in range(num_accepted):
+            self.accepted_per_depth[depth] += 1
+
+
+@dataclass(slots=True)
 class Metrics:
     """Counters only grow; gauges say how it stands after the last step.
 
@@ -25,10 +46,7 @@ class Metrics:
     prefix_queries: int = 0  # tokens looked up in the prefix cache
     prefix_hits: int = 0  # of these, found
     generation_tokens: int = 0  # tokens emitted
-    drafts: int = 0  # draws with at least one drafted node
-    draft_tokens: int = 0  # nodes verified
-    accepted_tokens: int = 0  # drafted nodes that were emitted
-    accepted_per_depth: list[int] = field(default_factory=list)  # [d]: draws that emitted a draft of depth d + 1
+    acceptance: Acceptance = field(default_factory=Acceptance)
     preemptions: int = 0
     drafter_errors: int = 0  # trees lost to a drafter that raised or returned nonsense
     constraint_errors: int = 0  # sequences ended by their grammar's backend
@@ -46,19 +64,6 @@ class Metrics:
         """Share of the KV blocks in use, 0 to 1."""
         return self.kv_blocks_used / self.kv_blocks_total if self.kv_blocks_total else 0.0
 
-    def count_draft(self, num_drafts: int, num_accepted: int) -> None:
-        """Count one draw of one sequence: `num_drafts` nodes verified, of which a path of `num_accepted` was emitted."""
-        if not num_drafts:
-            return
-        self.drafts += 1
-        self.draft_tokens += num_drafts
-        self.accepted_tokens += num_accepted
-        missing = num_accepted - len(self.accepted_per_depth)
-        if missing > 0:
-            self.accepted_per_depth.extend([0] * missing)
-        for depth in range(num_accepted):
-            self.accepted_per_depth[depth] += 1
-
     def count_finish(self, reason: str) -> None:
         """Count one finished sequence."""
-        self.finished[reason] = self.finished.get(reason, 0) + 1
+        self.finished[reason] += 1

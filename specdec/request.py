@@ -27,7 +27,9 @@ def _number(param: str, value: object, low: float, high: float, *, open_low: boo
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise InvalidRequest(param, f"must be a finite number, got {value!r}")
     if value < low or value > high or (open_low and value == low):
-        raise InvalidRequest(param, f"must be {'above' if open_low else 'at least'} {low} and at most {high}, got {value}")
+        raise InvalidRequest(
+            param, f"must be {'above' if open_low else 'at least'} {low} and at most {high}, got {value}"
+        )
 
 
 def _integer(param: str, value: object, low: int, high: int) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from specdec.errors import SpecdecError
+from specdec.metrics import Acceptance
 from specdec.tree import DraftTree
 
 if TYPE_CHECKING:
@@ -21,18 +22,6 @@ class Logprob:
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-
-
-@dataclass(slots=True)
-class Counters:
-    """What one sequence cost and what drafts gave it."""
-
-    forwards: int = 0  # target forwards that drew at least one token
-    drafts: int = 0  # of these, those with at least one drafted node
-    draft_tokens: int = 0  # nodes verified
-    accepted_tokens: int = 0  # drafted nodes that were emitted
-    accepted_per_depth: list[int] = field(default_factory=list)  # [d]: draws that emitted a draft of depth d + 1
-    preemptions: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +47,8 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     num_published: int = 0  # leading blocks whose hash is in the prefix cache
     block_hashes: list[bytes] = field(default_factory=list)  # of full blocks, from the first
-    counters: Counters = field(default_factory=Counters)
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    num_preemptions: int = 0
     logprobs: list[Logprob] = field(default_factory=list)
     finish_reason: str | None = None
     error: SpecdecError | None = None

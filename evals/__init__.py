@@ -1,0 +1,1 @@
+"""Measurements of what the engine does: acceptance, exactness, speed."""

@@ -1,0 +1,1 @@
+"""Constraints on what a text may become: one file a backend."""

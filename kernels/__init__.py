@@ -1,0 +1,1 @@
+"""Functions on tensors, each kernel beside its reference. Imports nothing of ours."""

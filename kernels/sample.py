@@ -1,0 +1,143 @@
+"""Picking a token from one row of scores: filters, the Gumbel noise that is a pure function, and the argmax.
+
+V vocabulary. The noise of (seed, position, token) is defined by NumPy's Philox4x64-10 stream, so any device can compute
+the same integers; its logarithms are taken in fp64 here. Gumbel-max coupling: Daliri, Musco, Suresh, arXiv 2408.07978.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+GREEDY_BELOW = 1e-5
+NUCLEUS_CANDIDATES = 1024  # a nucleus larger than this is rare, and only then is the whole row sorted
+
+
+def noise_words(seed: int, position: int, vocab_size: int) -> NDArray[np.uint32]:
+    """The 32-bit integers `[V]` behind the noise of one place: Philox4x64-10 with key (seed mod 2**64, position).
+
+    Token v takes half v & 1 (low first) of word (v >> 1) & 3 of block v >> 3, which is the stream's order on a
+    little-endian machine. NumPy increments the counter before it draws, so block i has counter i + 1.
+    """
+    key = np.array([seed % 2**64, position], np.uint64)
+    words = np.random.Philox(key=key).random_raw((vocab_size + 1) // 2)
+    return np.asarray(words).astype("<u8", copy=False).view("<u4")[:vocab_size]
+
+
+def gumbel(words: NDArray[np.uint32]) -> NDArray[np.float64]:
+    """Standard Gumbel noise, fp64, from uniform 32-bit integers x: -log(-log((x + 1/2) / 2**32)). Finite for all x.
+
+    The inner logarithm goes through the complement: log1p keeps the tail near u = 1, where a naive log loses it.
+    """
+    complement = torch.from_numpy(words.astype(np.float64))
+    complement.sub_(2**32 - 0.5).mul_(2.0**-32)  # -(1 - u), exact in fp64
+    noise: NDArray[np.float64] = complement.log1p_().neg_().log_().neg_().numpy()
+    return noise
+
+
+def surviving(scaled_V: NDArray[np.float32], top_k: int, top_p: float, min_p: float) -> NDArray[np.intp] | None:
+    """Ids, ascending, that pass top-k (0: off; ties with the k-th pass), then top-p, then min-p; None: all of V pass.
+
+    top-p keeps the shortest prefix of the probabilities in falling order, ties by the lowest id, whose sum reaches
+    `top_p`; both top-p and min-p look at softmax of what top-k kept. At least one id passes.
+    """
+    vocab_size = len(scaled_V)
+    ids: NDArray[np.intp] | None = None
+    if 0 < top_k < vocab_size:
+        kth = torch.from_numpy(scaled_V).topk(top_k, sorted=False).values.min().item()
+        ids = np.flatnonzero(scaled_V >= kth)
+    if top_p < 1.0:
+        ids = _nucleus(scaled_V, ids, top_p)
+    if min_p > 0.0:
+        values = scaled_V if ids is None else scaled_V[ids]
+        passing = np.flatnonzero(values >= values.max() + np.float32(math.log(min_p)))
+        ids = passing if ids is None else ids[passing]
+    return ids
+
+
+def _nucleus(scaled_V: NDArray[np.float32], ids: NDArray[np.intp] | None, top_p: float) -> NDArray[np.intp]:
+    values = torch.from_numpy(scaled_V if ids is None else scaled_V[ids])
+    log_total = values.logsumexp(0).item()
+    count = min(NUCLEUS_CANDIDATES, len(values))
+    best, places = values.topk(count)
+    last = best[-1].item()
+    kept = _prefix(best.numpy(), places.numpy(), log_total, top_p)
+    if count < len(values) and (kept is None or float(values[int(kept[-1])]) <= last):
+        # The nucleus reaches the edge of the candidates, where topk may have chosen among equals: sort everything.
+        order = torch.sort(values, descending=True, stable=True)
+        kept = _prefix(order.values.numpy(), order.indices.numpy(), log_total, top_p)
+    chosen = np.sort(places.numpy() if kept is None else kept)
+    return chosen if ids is None else ids[chosen]
+
+
+def _prefix(
+    values: NDArray[np.float32], places: NDArray[np.int64], log_total: float, top_p: float
+) -> NDArray[np.intp] | None:
+    """Places of the shortest prefix, in falling order of value and rising place, that sums to `top_p`; None if none."""
+    order = np.lexsort((places, -values))
+    sums = np.cumsum(np.exp(values[order].astype(np.float64) - log_total))
+    end = int(np.searchsorted(sums, top_p))
+    return None if end >= len(order) else places[order[: end + 1]]
+
+
+def pick(
+    scores_V: NDArray[np.float32],
+    *,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    seed: int,
+    position: int,
+) -> int:
+    """The token drawn at `position` (its index in the sequence) from one row of fp32 scores; DESIGN 2 C.
+
+    Greedy below a temperature of 1e-5. -inf is never picked while anything else is there; the row must not hold NaN.
+    """
+    if temperature < GREEDY_BELOW:
+        return int(scores_V.argmax())
+    scaled_V = scores_V / np.float32(temperature)
+    ids = surviving(scaled_V, top_k, top_p, min_p)
+    words = noise_words(seed, position, len(scores_V))
+    if ids is None:
+        return int((gumbel(words) + scaled_V).argmax())
+    return int(ids[(gumbel(words[ids]) + scaled_V[ids]).argmax()])
+
+
+def penalize(
+    scores_V: NDArray[np.float32],
+    seen: NDArray[np.int64],
+    drawn: NDArray[np.int64],
+    *,
+    repetition: float,
+    presence: float,
+    frequency: float,
+) -> None:
+    """Apply penalties in place. `seen` are the ids of prompt, output and path; `drawn` those of output and path.
+
+    Repetition divides positive scores and multiplies the others (Keskar et al., arXiv 1909.05858); presence and
+    frequency subtract once, and once a time, as in the OpenAI API.
+    """
+    if repetition != 1.0:
+        ids = np.unique(seen)
+        values = scores_V[ids]
+        scores_V[ids] = np.where(values > 0, values / np.float32(repetition), values * np.float32(repetition))
+    if presence != 0.0 or frequency != 0.0:
+        ids, counts = np.unique(drawn, return_counts=True)
+        scores_V[ids] -= np.float32(presence) + np.float32(frequency) * counts.astype(np.float32)
+
+
+def log_probabilities(logits_V: NDArray[np.float32], token: int, num_top: int) -> tuple[float, list[tuple[int, float]]]:
+    """The log-probability of `token` under softmax of a raw row, and the `num_top` likeliest, ties by the lowest id."""
+    row = torch.from_numpy(logits_V)
+    log_total = row.double().logsumexp(0).item()
+    top: list[tuple[int, float]] = []
+    if num_top:
+        kth = row.topk(num_top).values[-1].item()
+        ids = np.flatnonzero(logits_V >= kth)
+        ids = ids[np.lexsort((ids, -logits_V[ids]))][:num_top]
+        top = [(int(v), float(logits_V[v]) - log_total) for v in ids]
+    return float(logits_V[token]) - log_total, top

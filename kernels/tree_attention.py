@@ -1,0 +1,67 @@
+"""Attention of rows over the paged slots of their sequence, by the one visibility formula of DESIGN 2 B.
+
+R rows of one sequence, N slots of its block table in order, H query heads, G key-value heads, K head size. Row r sees
+slot j < prefix, and slot prefix + i for each set bit i of its ancestors, within the window. This is the torch reference
+and the CPU backend.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def visible(
+    prefix_R: Tensor, ancestors_R: Tensor, num_slots: int, *, first: int = 0, window: int | None = None
+) -> Tensor:
+    """Booleans `[R, N]`: which of a sequence's first `num_slots` slots each row sees.
+
+    `prefix_R` and `ancestors_R` are int64. Bit i of `ancestors` stands for slot prefix + i at position
+    prefix + (number of set bits below i); a window w, in positions, leaves those above the row's own position - w.
+    """
+    slot_N = torch.arange(num_slots, device=prefix_R.device)
+    offset_RN = slot_N - prefix_R[:, None]
+    bit_RN = (ancestors_R[:, None] >> offset_RN.clamp(0, 62)) & 1
+    in_tree_RN = (offset_RN >= 0) & (offset_RN <= 62) & bit_RN.bool()
+    seen_RN = ((offset_RN < 0) & (slot_N >= first)) | in_tree_RN
+    if window is None:
+        return seen_RN
+    bits_R63 = (ancestors_R[:, None] >> torch.arange(63, device=prefix_R.device)) & 1
+    depth_R63 = bits_R63.cumsum(1) - bits_R63
+    position_R = prefix_R + bits_R63.sum(1) - 1
+    depth_RN = depth_R63.gather(1, offset_RN.clamp(0, 62))
+    position_RN = torch.where(offset_RN < 0, slot_N, prefix_R[:, None] + depth_RN)
+    return seen_RN & (position_RN > position_R[:, None] - window)
+
+
+def tree_attention(
+    q_RHK: Tensor,
+    k_NGK: Tensor,
+    v_NGK: Tensor,
+    seen_RN: Tensor | None,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """`[R, H, K]`: softmax attention of each row over the slots that it sees (`seen_RN` None: all of them).
+
+    `softcap` c squeezes scores to c * tanh(score / c); `sinks` `[H]` add one logit a head to the denominator.
+    """
+    num_rows, num_heads, head_size = q_RHK.shape
+    num_groups = k_NGK.shape[1]
+    shape = (num_groups, num_rows, num_heads // num_groups, -1)
+    q_GQK = (q_RHK * scale).view(num_rows, num_groups, -1, head_size).transpose(0, 1).reshape(num_groups, -1, head_size)
+    scores_GQN = torch.bmm(q_GQK, k_NGK.permute(1, 2, 0))
+    if softcap is not None:
+        scores_GQN = torch.tanh(scores_GQN / softcap) * softcap
+    scores = scores_GQN.view(shape)
+    if seen_RN is not None:
+        scores.masked_fill_(~seen_RN[None, :, None, :], float("-inf"))
+    if sinks is None:
+        weights = torch.softmax(scores, -1)
+    else:
+        sink = sinks.to(scores.dtype).view(num_groups, 1, -1, 1).expand(-1, num_rows, -1, 1)
+        weights = torch.softmax(torch.cat([scores, sink], -1), -1)[..., :-1]
+    out_GQK = torch.bmm(weights.reshape(num_groups, -1, weights.shape[-1]), v_NGK.transpose(0, 1))
+    return out_GQK.view(shape).transpose(0, 1).reshape(num_rows, num_heads, head_size)

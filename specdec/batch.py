@@ -1,0 +1,90 @@
+"""The flat rows of one forward: what every known token and every guess needs to find its place. A value.
+
+R rows, L logits rows, S sequences, B blocks of the widest table. Rows of one sequence are consecutive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdec.blocks import SCRAP
+from specdec.sequence import Span
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """`prefix_R` and `ancestors_R` say which slots a row sees (DESIGN 2 B); rotary positions go by depth, slots by node.
+
+    `rows_S` holds each sequence's (first row, past the last row) and `lengths_S` how many slots its rows may see, as
+    plain integers, so that planning needs no transfer from a device.
+    """
+
+    tokens_R: Tensor
+    positions_R: Tensor
+    slots_R: Tensor
+    prefix_R: Tensor
+    ancestors_R: Tensor
+    blocks_SB: Tensor
+    logit_rows_L: Tensor
+    rows_S: tuple[tuple[int, int], ...]
+    lengths_S: tuple[int, ...]
+    tables_S: tuple[tuple[int, ...], ...]
+
+    @property
+    def num_rows(self) -> int:
+        """R."""
+        return len(self.tokens_R)
+
+    @property
+    def num_logits(self) -> int:
+        """L."""
+        return len(self.logit_rows_L)
+
+    @staticmethod
+    def build(spans: Sequence[Span], block_size: int) -> Batch:
+        """Lay out the rows of all spans, in order, as their `first_row` and `first_logit` say."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        prefix: list[int] = []
+        ancestors: list[int] = []
+        logit_rows: list[int] = []
+        rows: list[tuple[int, int]] = []
+        lengths: list[int] = []
+        tables: list[tuple[int, ...]] = []
+        for span in spans:
+            seq, tree, start, root = span.seq, span.tree, span.seq.num_computed, span.root_slot
+            num_drafts = tree.num_drafts
+            known = range(start, root + 1)
+            tokens += seq.tokens[start : root + 1]
+            positions += known
+            prefix += known
+            ancestors += [1] * span.known
+            if num_drafts:
+                tokens += tree.tokens[1:]
+                positions += [root + depth for depth in tree.depths()[1:]]
+                prefix += [root] * num_drafts
+                ancestors += tree.ancestors()[1:]
+            end = root + 1 + num_drafts
+            table = seq.blocks[: -(-end // block_size)]
+            slots += [table[slot // block_size] * block_size + slot % block_size for slot in range(start, end)]
+            rows.append((span.first_row, span.first_row + span.num_rows))
+            root_row = span.first_row + span.known - 1
+            logit_rows += range(root_row, root_row + len(tree))
+            lengths.append(end)
+            tables.append(tuple(table))
+        width = max(len(table) for table in tables)
+        padded = [table + (SCRAP,) * (width - len(table)) for table in tables]
+        integers = torch.tensor([tokens, positions, slots, prefix, ancestors])
+        return Batch(
+            *integers.unbind(0),
+            blocks_SB=torch.tensor(padded),
+            logit_rows_L=torch.tensor(logit_rows, dtype=torch.int64),
+            rows_S=tuple(rows),
+            lengths_S=tuple(lengths),
+            tables_S=tuple(tables),
+        )

@@ -1,0 +1,45 @@
+"""The options of an engine, checked once. Sizes are in tokens, slots or rows; nothing here knows a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specdec.errors import ConfigError
+from specdec.tree import MAX_DRAFTS
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """`max_model_len` bounds prompt + output; `num_slots` is the KV pool in tokens; `max_rows` is what one forward may
+    compute (known tokens and drafts together); `max_drafts` bounds the tree of one sequence.
+
+    Raises `ConfigError` that names the option.
+    """
+
+    max_model_len: int
+    num_slots: int
+    block_size: int = 16
+    max_num_seqs: int = 64
+    max_rows: int = 512
+    max_drafts: int = 16
+    max_waiting: int = 256
+    prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("max_model_len", "block_size", "max_num_seqs", "max_rows", "max_waiting"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.max_drafts <= MAX_DRAFTS:
+            raise ConfigError(f"max_drafts must be between 0 and {MAX_DRAFTS}, got {self.max_drafts}")
+        # One sequence alone must always fit with a full tree, or preemption could go round for ever.
+        least = self.max_model_len + MAX_DRAFTS + 2
+        if self.num_slots < least:
+            raise ConfigError(
+                f"num_slots must be at least max_model_len + {MAX_DRAFTS + 2} = {least}, got {self.num_slots}: "
+                f"make the KV cache larger or max_model_len smaller"
+            )
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the pool, the scrap block included."""
+        return -(-self.num_slots // self.block_size) + 1

@@ -1,0 +1,109 @@
+"""What the target picks at a row: the one function that makes scores, and the one draw.
+
+V vocabulary. Rows are processed when the walk visits them, so a tree costs sampling only along its accepted path.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Seq
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specdec.errors import DeadEnd, NumericalError
+from specdec.free import FREE_TEXT
+from specdec.kernels.sample import log_probabilities, penalize, pick
+from specdec.mask import TokenMask
+from specdec.sequence import Logprob, Sequence, Span
+
+
+class Picks:
+    """The picks of one step, made when they are asked for."""
+
+    def __init__(self, logits_LV: Tensor, mask: TokenMask) -> None:
+        self._logits_LV: NDArray[np.float32] = logits_LV.cpu().numpy()
+        self._mask = mask
+
+    def at(self, span: Span, node: int, path: Seq[int]) -> tuple[int, Logprob | None]:
+        """The token that the target draws after `node`, reached over the draft tokens `path`, and its raw logprob.
+
+        Raises `DeadEnd` where nothing is allowed and `NumericalError` where the scores are not numbers.
+        """
+        seq, row = span.seq, span.first_logit + node
+        logits_V = self._logits_LV[row]
+        scores_V = scores(logits_V, seq, path, self._mask.allowed(row))
+        sampling = seq.request.sampling
+        token = pick(
+            scores_V,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            seed=seq.seed,
+            position=len(seq.tokens) + len(path),
+        )
+        if sampling.logprobs is None:
+            return token, None
+        logprob, top = log_probabilities(logits_V, token, sampling.logprobs)
+        return token, Logprob(token, logprob, tuple(top))
+
+
+def scores(
+    logits_V: NDArray[np.float32], seq: Sequence, path: Seq[int], allowed_V: NDArray[np.bool_] | None
+) -> NDArray[np.float32]:
+    """fp32 scores `[V]` of one row: penalties, logit_bias, bans, grammar mask, in this order (DESIGN 2 C).
+
+    `path` are the draft tokens between the last known token and the row. The logits are not changed. Raises `DeadEnd`
+    where everything is forbidden and `NumericalError` where the logits hold NaN.
+    """
+    sampling = seq.request.sampling
+    scores_V = logits_V
+    penalized = (
+        sampling.repetition_penalty != 1.0 or sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
+    )
+    banned = _banned(seq, len(path), allowed_V)
+    if penalized or sampling.logit_bias or banned or allowed_V is not None:
+        scores_V = logits_V.copy()
+    if penalized:
+        seen = np.array([*seq.tokens, *path], np.int64)
+        penalize(
+            scores_V,
+            seen,
+            seen[seq.num_prompt :],
+            repetition=sampling.repetition_penalty,
+            presence=sampling.presence_penalty,
+            frequency=sampling.frequency_penalty,
+        )
+    for token, bias in sampling.logit_bias.items():
+        scores_V[token] += np.float32(bias)
+    if banned:
+        scores_V[banned] = -np.inf
+    if allowed_V is not None:
+        scores_V[~allowed_V] = -np.inf
+    best = float(scores_V.max())
+    if math.isnan(best):
+        raise NumericalError(f"the model's logits at position {len(seq.tokens) + len(path)} are not numbers")
+    if best == -math.inf:
+        raise DeadEnd(f"no token is allowed at position {len(seq.tokens) + len(path)}")
+    return scores_V
+
+
+def _banned(seq: Sequence, depth: int, allowed_V: NDArray[np.bool_] | None) -> list[int]:
+    """Tokens that may not be drawn `depth` tokens past the last known one, whatever the grammar says.
+
+    Stops are banned before `min_tokens`, and end tokens all along for `ignore_eos` under a grammar, which has nothing
+    to say after its end. Where the grammar leaves nothing else, it is complete, and completion wins.
+    """
+    stopping = seq.request.stopping
+    constrained = seq.constraint is not FREE_TEXT
+    banned: set[int] = set()
+    if seq.num_output + depth < stopping.min_tokens:
+        banned.update(seq.end_tokens, stopping.stop_token_ids)
+    if stopping.ignore_eos and constrained:
+        banned.update(seq.end_tokens)
+    tokens = sorted(banned)
+    if tokens and allowed_V is not None and int(allowed_V[tokens].sum()) == int(allowed_V.sum()):
+        return []
+    return tokens

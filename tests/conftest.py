@@ -1,0 +1,14 @@
+"""Tests that need real weights run unless SPECDEC_TEST_WEIGHTS=0 says that none can be had."""
+
+import os
+
+import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.environ.get("SPECDEC_TEST_WEIGHTS", "1") != "0":
+        return
+    skip = pytest.mark.skip(reason="SPECDEC_TEST_WEIGHTS=0: tests on real weights are switched off")
+    for item in items:
+        if "weights" in item.keywords:
+            item.add_marker(skip)

@@ -1,0 +1,95 @@
+"""A runner without a model: its logits are a hash of exactly the tokens that a row may see, in their order.
+
+A wrong slot, a stale key, a wrong ancestor or a wrong position gives other logits at once, and exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import torch
+
+from specdec.batch import Batch
+from specdec.config import EngineConfig
+from specdec.engine import Engine
+from specdec.protocols import Drafter, Forward
+from specdec.request import Request, Stopping
+from specdec.sequence import Emission
+from specdec.text import Detokenizer
+
+
+class HashRunner:
+    """Keeps the token and the position of every slot, as a model would keep their keys."""
+
+    def __init__(self, config: EngineConfig, vocab_size: int, spread: float = 2.0) -> None:
+        self.vocab_size = vocab_size
+        self.spread = spread
+        self.block_size = config.block_size
+        self.slots: list[tuple[int, int]] = [(-1, -1)] * (config.num_blocks * config.block_size)
+        self.rows_seen: list[int] = []
+
+    def forward(self, batch: Batch) -> Forward:
+        self.rows_seen.append(batch.num_rows)
+        for token, position, slot in zip(
+            batch.tokens_R.tolist(), batch.positions_R.tolist(), batch.slots_R.tolist(), strict=True
+        ):
+            self.slots[slot] = (token, position)
+        rows = [self._logits(batch, row) for row in batch.logit_rows_L.tolist()]
+        return Forward(torch.from_numpy(np.array(rows, np.float32).reshape(len(rows), self.vocab_size)))
+
+    def _logits(self, batch: Batch, row: int) -> np.ndarray:
+        index = next(i for i, (start, end) in enumerate(batch.rows_S) if start <= row < end)
+        table = batch.tables_S[index]
+        prefix, ancestors = int(batch.prefix_R[row]), int(batch.ancestors_R[row])
+        seen = [*range(prefix), *(prefix + bit for bit in range(63) if ancestors >> bit & 1)]
+        visible = [self.slots[table[j // self.block_size] * self.block_size + j % self.block_size] for j in seen]
+        assert [position for _, position in visible] == list(range(int(batch.positions_R[row]) + 1))
+        key = hash(tuple(token for token, _ in visible)) & (2**64 - 1)
+        return np.random.Generator(np.random.PCG64(key)).standard_normal(self.vocab_size) * self.spread
+
+    def move(self, sources: Seq[int], targets: Seq[int]) -> None:
+        moved = [self.slots[source] for source in sources]
+        for target, content in zip(targets, moved, strict=True):
+            self.slots[target] = content
+
+
+def letters(stopping: Stopping) -> Detokenizer:
+    """Token v is the v-th lower-case letter (and so on through Unicode)."""
+    return Detokenizer(
+        lambda token: chr(97 + token).encode(),
+        stop=stopping.stop,
+        include_stop=stopping.include_stop,
+        min_tokens=stopping.min_tokens,
+    )
+
+
+def hash_engine(config: EngineConfig, drafter: Drafter, *, vocab_size: int = 24, end_tokens: Seq[int] = (0,)) -> Engine:
+    """An engine over a `HashRunner`."""
+    return Engine(HashRunner(config, vocab_size), drafter, config, new_text=letters, end_tokens=end_tokens)
+
+
+def run(engine: Engine, requests: Seq[Request], *, check: bool = True) -> dict[tuple[str, int], list[Emission]]:
+    """Step until all is done; the emissions of each sequence by (request id, index)."""
+    for number, request in enumerate(requests):
+        engine.add(request, f"r{number}")
+    emissions: dict[tuple[str, int], list[Emission]] = {}
+    while engine.has_work:
+        for emission in engine.step():
+            emissions.setdefault((emission.seq.request_id, emission.seq.index), []).append(emission)
+        if check:
+            engine.scheduler.pool.check(engine.scheduler.tables())
+    return emissions
+
+
+def texts(emissions: dict[tuple[str, int], list[Emission]]) -> dict[tuple[str, int], tuple[object, ...]]:
+    """What a caller sees of each sequence: token ids, text, finish reason."""
+    return {
+        key: (
+            tuple(token for emission in parts for token in emission.tokens),
+            "".join(emission.text for emission in parts),
+            parts[-1].finish_reason,
+            parts[-1].stop_reason,
+        )
+        for key, parts in emissions.items()
+    }
