@@ -17,15 +17,15 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from specdec.errors import InvalidRequest, QueueFull
 from specdec.request import Request
 from specdec.sequence import Emission
 from specdec.sequence import Sequence as Text
-from specdec.server.errors import Draining, EngineDead, EngineFailed
+from specdec.server.errors import ClientGone, Draining, EngineDead, EngineFailed
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +47,8 @@ class Engine(Protocol):
         """Queue a request. Raises `InvalidRequest` and `QueueFull`."""
         ...
 
-    def abort(self, request_id: str) -> None:
-        """Forget a request and free what it holds."""
+    def abort(self, request_id: str) -> object:
+        """Forget a request and free what it holds; an unknown id is nothing to do."""
         ...
 
     def step(self) -> list[Emission]:
@@ -78,7 +78,18 @@ class Stream:
     Always `aclose` it: what has not finished is aborted then, and its blocks are free after the engine's next step.
     """
 
-    __slots__ = ("_bridge", "_choices", "_error", "_last", "_ready", "_unfinished", "_waiter", "admitted", "arrival")
+    __slots__ = (
+        "_bridge",
+        "_choices",
+        "_error",
+        "_last",
+        "_ready",
+        "_unfinished",
+        "_waiter",
+        "_watcher",
+        "admitted",
+        "arrival",
+    )
 
     def __init__(self, bridge: Bridge, choices: dict[str, int], count: int, arrival: float) -> None:
         self._bridge = bridge
@@ -86,6 +97,7 @@ class Stream:
         self._unfinished = count
         self._ready: deque[Emission] = deque()
         self._waiter: asyncio.Future[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
         self._error: Exception | None = None
         self._last: list[float] = [0.0] * count
         self.arrival = arrival
@@ -103,11 +115,9 @@ class Stream:
     async def batch(self) -> list[Emission]:
         """All emissions that are there, waiting for one if none is; empty once all choices have finished.
 
-        Raises `EngineFailed` if the engine failed under this request.
+        Raises `EngineFailed` if the engine failed under this request, `ClientGone` once `watch` says so.
         """
-        while not self._ready:
-            if self._error is not None:
-                raise self._error
+        while self._error is None and not self._ready:
             if not self._unfinished:
                 return []
             self._waiter = asyncio.get_running_loop().create_future()
@@ -115,6 +125,8 @@ class Stream:
                 await self._waiter
             finally:
                 self._waiter = None
+        if self._error is not None:
+            raise self._error
         emissions = list(self._ready)
         self._ready.clear()
         return emissions
@@ -124,8 +136,20 @@ class Stream:
             for emission in emissions:
                 yield emission
 
+    def watch(self, gone: Coroutine[Any, Any, None]) -> None:
+        """Abort everything when `gone` returns: the client has left."""
+
+        async def leave() -> None:
+            await gone
+            self._fail(ClientGone("the client closed the connection"))
+            self._bridge._close(self._choices)
+
+        self._watcher = asyncio.create_task(leave())
+
     async def aclose(self) -> None:
         """Abort what has not finished. May be called twice."""
+        if self._watcher is not None:
+            self._watcher.cancel()
         self._bridge._close(self._choices)
 
     def _put(self, emission: Emission, now: float, latency: Latency) -> None:

@@ -50,6 +50,12 @@ class EngineFailed(SpecdecError):
     code = "internal_error"
 
 
+class ClientGone(SpecdecError):
+    """Nobody reads the answer any more (499 in the log; nothing is sent)."""
+
+    code = "client_closed_request"
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """An error as HTTP: status, the object under "error", and headers of its own."""
@@ -74,6 +80,7 @@ TABLE: tuple[tuple[type[SpecdecError], int, str, dict[str, str]], ...] = (
     (Draining, 503, "unavailable_error", {"retry-after": "5"}),
     (EngineDead, 503, "unavailable_error", {"retry-after": "30"}),
     (EngineFailed, 500, "server_error", {}),
+    (ClientGone, 499, "invalid_request_error", {}),
     (DeadEnd, 422, "invalid_request_error", {}),
     (ConstraintError, 500, "server_error", NO_RETRY),
     (NumericalError, 500, "server_error", NO_RETRY),
@@ -93,12 +100,12 @@ def answer(error: Exception) -> Answer:
                 headers = {"retry-after": str(error.retry_after)}
             param = error.param if isinstance(error, InvalidRequest) else None
             return _answer(status, str(error), kind, param, error.code, headers)
-    return _answer(500, "the server failed on this request; its log says why", "server_error", None, "internal_error", {})
+    return _answer(
+        500, "the server failed on this request; its log says why", "server_error", None, "internal_error", {}
+    )
 
 
-def _answer(
-    status: int, message: str, kind: str, param: str | None, code: str, headers: Mapping[str, str]
-) -> Answer:
+def _answer(status: int, message: str, kind: str, param: str | None, code: str, headers: Mapping[str, str]) -> Answer:
     if len(message) > MAX_MESSAGE:
         message = message[:MAX_MESSAGE] + "..."
     if param is not None:

@@ -29,14 +29,13 @@ DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # 
 
 
 class Preparer:
-    """Prepares requests for one loaded model. `defaults` are the sampling values of the model's generation_config, or
-    empty; at most `max_pending` bodies wait for a worker, further ones are refused with `QueueFull`."""
+    """Prepares requests for one loaded model. At most `max_pending` bodies wait for a worker; further ones are refused
+    with `QueueFull`."""
 
-    def __init__(self, loaded: LoadedModel, defaults: Mapping[str, Any], max_pending: int) -> None:
+    def __init__(self, loaded: LoadedModel, max_pending: int) -> None:
+        defaults = loaded.generation_defaults
         self.loaded = loaded
-        self.defaults = MappingProxyType(
-            {name: defaults[name] for name in DEFAULTED if defaults.get(name) is not None}
-        )
+        self.defaults = MappingProxyType({name: defaults[name] for name in DEFAULTED if defaults.get(name) is not None})
         self._max_pending = max_pending
         self._pending = 0
         self._workers = ThreadPoolExecutor(NUM_WORKERS, thread_name_prefix="specdec-prepare")
@@ -60,9 +59,7 @@ class Preparer:
     @cached_property
     def max_characters(self) -> int:
         """A text longer than this has more tokens than the context, whatever it says; checked before tokenising."""
-        tokenizer = self.loaded.tokenizer
-        longest = max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size))
-        return self.loaded.max_model_len * max(1, longest)
+        return self.loaded.max_model_len * max(1, *map(len, self.loaded.tokenizer.token_bytes_table()))
 
     def check_length(self, param: str, num_characters: int) -> None:
         """Raises `ContextTooLong` for a text that cannot fit."""
@@ -98,15 +95,14 @@ class Preparer:
 
     def check_tokens(self, param: str, tokens: Sequence[object]) -> tuple[int, ...]:
         """`tokens` as ids. Raises `InvalidRequest` for anything that is not an id of the vocabulary."""
-        limit = self.loaded.max_model_len
+        limit, size = self.loaded.max_model_len, self.loaded.engine.runner.vocab_size
         if len(tokens) >= limit:
             raise ContextTooLong(param, f"{len(tokens)} tokens leave no room in the context of {limit}")
         ids = []
         for place, token in enumerate(tokens):
             if type(token) is not int:
                 raise InvalidRequest(f"{param}.{place}", "must be a token id")
-            if not 0 <= token < self.loaded.tokenizer.vocab_size:
-                size = self.loaded.tokenizer.vocab_size
+            if not 0 <= token < size:
                 raise InvalidRequest(f"{param}.{place}", f"token {token} is not in the vocabulary of {size}")
             ids.append(token)
         return tuple(ids)
