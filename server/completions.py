@@ -39,7 +39,6 @@ async def completions(http: HttpRequest) -> Response:
 def completion_requests(preparer: Preparer, body: CompletionBody) -> tuple[list[Request], list[str]]:
     """One request a prompt, and the texts to put before their completions (none without `echo`). Tokenises and
     compiles: run it in a worker thread. Raises `InvalidRequest` that names the field."""
-    tokenizer = preparer.loaded.tokenizer
     prompts = prompt_tokens(preparer, body)
     first = Request(
         prompt=prompts[0],
@@ -49,7 +48,7 @@ def completion_requests(preparer: Preparer, body: CompletionBody) -> tuple[list[
         n=1 if body.n is None else body.n,
         cache_salt=body.cache_salt or "",
     )
-    echoes = [tokenizer.decode(prompt) for prompt in prompts] if body.echo else []
+    echoes = [preparer.loaded.tokenizer.decode(prompt) for prompt in prompts] if body.echo else []
     return [first, *(replace(first, prompt=prompt) for prompt in prompts[1:])], echoes
 
 
@@ -59,9 +58,7 @@ def prompt_tokens(preparer: Preparer, body: CompletionBody) -> list[tuple[int, .
     if isinstance(prompt, str):
         return [_encode(preparer, "prompt", prompt, body)]
     if not isinstance(prompt, list):
-        raise InvalidRequest(
-            "prompt", "must be a string, a list of strings, token ids, or a list of lists of token ids"
-        )
+        raise InvalidRequest("prompt", "must be a string, token ids, or a list of either")
     if not prompt:
         raise InvalidRequest("prompt", "must not be empty")
     if type(prompt[0]) is int:
@@ -139,13 +136,14 @@ class CompletionForm:
         tokens, offsets, tops = [], [], []
         offset = self.offsets.get(choice, 0)
         for one in logprobs:
-            text = self._text(one.token)
-            tokens.append(text)
+            tokens.append(self.tokenizer.token_text(one.token))
             offsets.append(offset)
-            offset += len(text)
+            offset += len(self.tokenizer.token_bytes(one.token).decode("utf-8", "replace"))
             top: dict[str, float] = {}
             for token, logprob in (*one.top, (one.token, one.logprob)):
-                top.setdefault(self._text(token), clamp(logprob))  # two tokens may read the same: the likelier stays
+                top.setdefault(
+                    self.tokenizer.token_text(token), clamp(logprob)
+                )  # two tokens may read the same: the likelier stays
             tops.append(top)
         self.offsets[choice] = offset
         return {
@@ -154,6 +152,3 @@ class CompletionForm:
             "top_logprobs": tops,
             "text_offset": offsets,
         }
-
-    def _text(self, token: int) -> str:
-        return self.tokenizer.token_bytes(token).decode("utf-8", "replace")

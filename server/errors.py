@@ -100,9 +100,7 @@ def answer(error: Exception) -> Answer:
                 headers = {"retry-after": str(error.retry_after)}
             param = error.param if isinstance(error, InvalidRequest) else None
             return _answer(status, str(error), kind, param, error.code, headers)
-    return _answer(
-        500, "the server failed on this request; its log says why", "server_error", None, "internal_error", {}
-    )
+    return _answer(500, "the server failed on this request", "server_error", None, "internal_error", {})
 
 
 def _answer(status: int, message: str, kind: str, param: str | None, code: str, headers: Mapping[str, str]) -> Answer:

@@ -1,7 +1,7 @@
 """How the server is: health, version, models, and metrics in Prometheus's format. Counts nothing itself but time.
 
-Names are vLLM's under the prefix `specdec:`, so boards and benchmarks for it need only the prefix changed. The only label
-that names anything is the served model's; nothing a client sends becomes one.
+Names are vLLM's under the prefix `specdec:`, so boards and benchmarks made for it need only the prefix changed. Nothing
+that a client sends becomes a label.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Telemetry:
         self.registry.register(EngineCollector(metrics, model_name))
         self._first_token = self._histogram(
             "time_to_first_token_seconds",
-            "From a request's arrival to its first token.",
+            "From arrival to the first token of a choice.",
             FIRST_TOKEN_BUCKETS,
             model_name,
         )
@@ -42,7 +42,7 @@ class Telemetry:
             "inter_token_latency_seconds", "Between one token of a choice and the next.", TOKEN_BUCKETS, model_name
         )
         self._request = self._histogram(
-            "e2e_request_latency_seconds", "From a request's arrival to a choice's end.", REQUEST_BUCKETS, model_name
+            "e2e_request_latency_seconds", "From arrival to the end of a choice.", REQUEST_BUCKETS, model_name
         )
 
     def first_token(self, seconds: float) -> None:

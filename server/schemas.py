@@ -112,9 +112,7 @@ def _bias(value: object) -> object:
     bias = {}
     for token, amount in value.items():
         if not (isinstance(token, str) and token.isascii() and token.isdigit() and len(token) < 11):
-            raise PydanticCustomError(
-                "token_id", "has the key {key}, which is not a token id", {"key": repr(token)[:64]}
-            )
+            raise PydanticCustomError("token_id", "has the key {key}, not a token id", {"key": repr(token)[:64]})
         if isinstance(amount, bool) or not isinstance(amount, int | float):
             raise PydanticCustomError("bias", "must be a number for token {token}", {"token": token})
         bias[int(token)] = amount
