@@ -46,14 +46,15 @@ class PagedAttention:
         """Take in where this step's rows lie and what they see."""
         self._slots_R = batch.slots_R.to(self.device)
         self._contexts = []
-        for (start, end), length, table in zip(batch.rows_S, batch.lengths_S, batch.tables_S, strict=True):
+        for index, (start, end) in enumerate(batch.rows_S):
+            table = batch.tables_S[index]
             run = slice(table[0], table[-1] + 1)
             is_run = table == tuple(range(run.start, run.stop))
             self._contexts.append(
                 _Context(
                     slice(start, end),
-                    run if is_run else torch.tensor(table, device=self.device),
-                    length,
+                    run if is_run else batch.blocks_SB[index, : len(table)].to(self.device),
+                    batch.lengths_S[index],
                     batch.prefix_R[start:end].to(self.device),
                     batch.ancestors_R[start:end].to(self.device),
                 )

@@ -17,10 +17,11 @@ from specdec.sequence import Span
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`prefix_R` and `ancestors_R` say which slots a row sees (DESIGN 2 B); rotary positions go by depth, slots by node.
+    """`prefix_R` and `ancestors_R` say which slots a row sees (DESIGN 2 B); positions go by depth, slots by node.
 
-    `rows_S` holds each sequence's (first row, past the last row) and `lengths_S` how many slots its rows may see, as
-    plain integers, so that planning needs no transfer from a device.
+    `blocks_SB` are the block tables, padded with the scrap block. `tables_S` are the same as plain integers, as are
+    `rows_S`, each sequence's (first row, past the last row), and `lengths_S`, how many slots its rows may see: planning
+    needs no transfer from a device.
     """
 
     tokens_R: Tensor
@@ -79,9 +80,15 @@ class Batch:
             tables.append(tuple(table))
         width = max(len(table) for table in tables)
         padded = [table + (SCRAP,) * (width - len(table)) for table in tables]
-        integers = torch.tensor([tokens, positions, slots, prefix, ancestors])
+        tokens_R, positions_R, slots_R, prefix_R, ancestors_R = torch.tensor(
+            [tokens, positions, slots, prefix, ancestors]
+        ).unbind(0)
         return Batch(
-            *integers.unbind(0),
+            tokens_R,
+            positions_R,
+            slots_R,
+            prefix_R,
+            ancestors_R,
             blocks_SB=torch.tensor(padded),
             logit_rows_L=torch.tensor(logit_rows, dtype=torch.int64),
             rows_S=tuple(rows),

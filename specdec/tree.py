@@ -1,4 +1,4 @@
-"""A tree of guessed tokens: what a drafter proposes and the target verifies. A value; knows no model and no sequence."""
+"""A tree of guessed tokens: what a drafter proposes and the target verifies. A value: no model, no sequence."""
 
 from __future__ import annotations
 

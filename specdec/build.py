@@ -1,0 +1,226 @@
+"""The composition root: from a model's name and some options to an engine that runs. Here, and in the command line,
+the core may look up at drafters and grammar."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from specdec.chat import ChatTemplate
+from specdec.config import EngineConfig
+from specdec.engine import Engine
+from specdec.errors import ConfigError, ModelError
+from specdec.grammar.compile import Compiler
+from specdec.loader import Checkpoint, open_checkpoint
+from specdec.protocols import Drafter, Model
+from specdec.pull import cache_folder
+from specdec.runner import TorchRunner
+from specdec.tokenizer import Tokenizer
+from specdec.tree import MAX_DRAFTS
+
+if TYPE_CHECKING:
+    pass
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_MODEL = "smollm2-135m"
+DEFAULT_DRAFTER = "forced,ngram"
+
+# Found by name, imported when used.
+DRAFTERS: Mapping[str, tuple[str, str]] = {
+    "none": ("specdec.drafters.none", "NoDrafter"),
+    "forced": ("specdec.drafters.forced", "ForcedDrafter"),
+    "ngram": ("specdec.drafters.ngram", "NgramDrafter"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to run a model. `None` lets the machine or the model decide.
+
+    `device` is "cpu" or "cuda"; `dtype` "float32" or "bfloat16"; `quantize` "int8" (CPU only) or None;
+    `kv_cache_tokens` is the size of the KV pool in tokens; `drafter` is a comma-separated list of drafters.
+    """
+
+    device: str | None = None
+    dtype: str | None = None
+    quantize: str | None = None
+    max_model_len: int | None = None
+    kv_cache_tokens: int | None = None
+    block_size: int = 16
+    max_num_seqs: int = 64
+    max_rows: int = 512
+    max_drafts: int = 16
+    max_waiting: int = 256
+    prefix_caching: bool = True
+    drafter: str = DEFAULT_DRAFTER
+    chat_template: str | None = None
+    use_generation_config: bool = True
+    threads: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A target that is ready: what turns text into requests and back, and the engine that runs them."""
+
+    name: str
+    engine: Engine
+    tokenizer: Tokenizer
+    compiler: Compiler
+    template: ChatTemplate | None
+    generation_defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def max_model_len(self) -> int:
+        """Prompt and output together, in tokens."""
+        return self.engine.config.max_model_len
+
+
+def build(
+    source: str = DEFAULT_MODEL, options: Options | None = None, *, progress: Callable[[int, int], None] | None = None
+) -> LoadedModel:
+    """Open, load and wire a model.
+
+    `source` is a folder, a .gguf file, a name that `specdec pull` knows, or a hub id; `progress` is told how many
+    tensors are loaded and how many there are. Raises `ModelError` for the files and `ConfigError` for the options.
+    """
+    options = options or Options()
+    drafter = make_drafter(options.drafter)
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device not in ("cpu", "cuda"):
+        raise ConfigError(f"device must be cpu or cuda, got {device!r}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is cuda, but torch finds no CUDA device here")
+    if options.threads is not None:
+        if options.threads < 1:
+            raise ConfigError(f"threads must be at least 1, got {options.threads}")
+        torch.set_num_threads(options.threads)
+    checkpoint = open_checkpoint(source)
+    config = engine_config(checkpoint, options)
+    tokenizer = open_tokenizer(checkpoint)
+    model, cache_dtype = _load(checkpoint, options, device, progress)
+    runner = TorchRunner(
+        model,
+        num_blocks=config.num_blocks,
+        block_size=config.block_size,
+        device=device,
+        dtype=cache_dtype,
+        taps=drafter.taps,
+    )
+    ends = end_tokens(checkpoint, runner.vocab_size)
+    engine = Engine(runner, drafter, config, new_text=_new_text(tokenizer), end_tokens=ends)
+    logger.info(
+        "%s on %s: context %d, KV cache of %d tokens, drafter %s",
+        checkpoint.name,
+        device,
+        config.max_model_len,
+        config.num_slots,
+        options.drafter,
+    )
+    return LoadedModel(
+        checkpoint.name,
+        engine,
+        tokenizer,
+        Compiler(tokenizer.json, runner.vocab_size, ends, tokenizer.special_ids),
+        _template(checkpoint, tokenizer, options),
+        dict(checkpoint.generation) if options.use_generation_config else {},
+    )
+
+
+def make_drafter(names: str) -> Drafter:
+    """The drafter of a comma-separated list of names; several are merged into one tree.
+
+    Raises `ConfigError` for a name that is not known.
+    """
+    chosen = [name.strip() for name in names.split(",") if name.strip() not in ("", "none")]
+    unknown = [name for name in chosen if name not in DRAFTERS]
+    if unknown:
+        raise ConfigError(f"drafter {unknown[0]!r} is not known; there are {', '.join(DRAFTERS)}")
+    drafters: list[Drafter] = [_find(*DRAFTERS[name])() for name in chosen or ["none"]]
+    if len(drafters) == 1:
+        return drafters[0]
+    combined: Drafter = _find("specdec.drafters.combine", "Combined")(drafters)
+    return combined
+
+
+def engine_config(checkpoint: Checkpoint, options: Options) -> EngineConfig:
+    """Sizes of the engine, from the options and the model's context."""
+    limit = checkpoint.config.max_position_embeddings
+    length = options.max_model_len or limit
+    if length > limit:
+        raise ConfigError(f"max_model_len must be at most the model's {limit}, got {length}")
+    return EngineConfig(
+        max_model_len=length,
+        num_slots=options.kv_cache_tokens or 2 * length + MAX_DRAFTS + 2,
+        block_size=options.block_size,
+        max_num_seqs=options.max_num_seqs,
+        max_rows=options.max_rows,
+        max_drafts=options.max_drafts,
+        max_waiting=options.max_waiting,
+        prefix_caching=options.prefix_caching,
+    )
+
+
+def open_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    """The tokenizer that a checkpoint names: a tokenizer.json, or one rebuilt from GGUF metadata (kept in the cache)."""
+    if isinstance(checkpoint.tokenizer, Path):
+        return Tokenizer.from_file(checkpoint.tokenizer)
+    return Tokenizer.from_gguf(checkpoint.tokenizer, cache_folder() / "tokenizers")
+
+
+def end_tokens(checkpoint: Checkpoint, vocab_size: int) -> tuple[int, ...]:
+    """The model's whole list of end tokens. Raises `ModelError` where there is none, or none that it can draw."""
+    ends = tuple(token for token in checkpoint.end_ids if 0 <= token < vocab_size)
+    if not ends:
+        raise ModelError(f"{checkpoint.path}: the model names no end token below its vocabulary of {vocab_size}")
+    return ends
+
+
+def _load(
+    checkpoint: Checkpoint, options: Options, device: str, progress: Callable[[int, int], None] | None
+) -> tuple[Model, torch.dtype]:
+    """The model as the options want it, and the dtype of its KV cache.
+
+    On a CPU activations and KV stay in fp32 whatever the weights are: only the linears change.
+    """
+    if options.dtype not in (None, "float32", "bfloat16"):
+        raise ConfigError(f"dtype must be float32 or bfloat16, got {options.dtype!r}")
+    if options.quantize not in (None, "int8"):
+        raise ConfigError(f"quantize must be int8, got {options.quantize!r}")
+    if device == "cuda":
+        if options.quantize:
+            raise ConfigError(f"quantize {options.quantize} runs on a CPU only; leave it out for device cuda")
+        dtype = torch.float32 if options.dtype == "float32" else torch.bfloat16
+        return load(checkpoint, device=device, dtype=dtype, progress=progress), dtype
+    model = load(checkpoint, dtype=torch.float32, progress=progress)
+    if options.quantize:
+        quantize_int8(model)
+    elif options.dtype == "bfloat16" or (options.dtype is None and has_bf16()):
+        pack_bf16(model)
+    return model, torch.float32
+
+
+def _new_text(tokenizer: Tokenizer) -> Callable[[Stopping], Detokenizer]:
+    def new_text(stopping: Stopping) -> Detokenizer:
+        return tokenizer.detokenizer(stopping.stop, stopping.include_stop, stopping.min_tokens)
+
+    return new_text
+
+
+def _template(checkpoint: Checkpoint, tokenizer: Tokenizer, options: Options) -> ChatTemplate | None:
+    text = checkpoint.chat_template
+    if options.chat_template is not None:
+        try:
+            text = Path(options.chat_template).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"chat_template {options.chat_template}: cannot be read: {error}") from error
+    return None if text is None else ChatTemplate(text, tokenizer)
+
+
+def _find(module: str, name: str) -> Any:
+    return getattr(import_module(module), name)

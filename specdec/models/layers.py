@@ -1,0 +1,41 @@
+"""The pieces that the model files share: a norm, and the frequencies of rotary positions. They know no model."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from specdec.kernels.norm_rope import rms_norm
+from specdec.models.config import Rope
+
+
+class Norm(nn.Module):
+    """RMSNorm; its weight is always fp32. `offset` is what the weight on disk lacks: the loader adds it once."""
+
+    def __init__(self, size: int, eps: float, offset: float = 0.0) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size, dtype=torch.float32), requires_grad=False)
+        self.eps = eps
+        self.offset = offset
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+
+def frequencies(rope: Rope, head_dim: int) -> Tensor:
+    """Angle per position, fp32 `[head_dim / 2]` on the CPU. "llama3" keeps high frequencies, divides low ones by
+    `factor`, and blends in between (Llama 3.1 model card, `apply_scaling`)."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64, device="cpu").float() / head_dim
+    plain = 1.0 / (rope.theta**exponents)
+    if rope.kind == "linear":
+        return plain / rope.factor
+    if rope.kind == "divisors":
+        return plain / torch.tensor(rope.divisors, device="cpu")
+    if rope.kind == "llama3":
+        wavelength = 2 * math.pi / plain
+        low, high, original = rope.low_freq_factor, rope.high_freq_factor, rope.original_max_positions
+        share = ((original / wavelength - low) / (high - low)).clamp(0, 1)
+        return (1 - share) * plain / rope.factor + share * plain
+    return plain

@@ -1,0 +1,111 @@
+"""Llama (Touvron et al., arXiv 2302.13971; grouped queries from arXiv 2307.09288). SmolLM2 is one.
+
+R rows, L logits rows, V vocabulary, D width, H query heads, G key-value heads, K head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specdec.kernels.norm_rope import rotary_table, rotate
+from specdec.models.config import FULL, ModelConfig
+from specdec.models.layers import Norm, frequencies
+from specdec.protocols import Attend, LayerShape
+
+
+class Attention(nn.Module):
+    """`parts` says which rows of a merged linear come from which one on disk."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        H, G, K = config.num_heads, config.num_kv_heads, config.head_dim
+        self.layer, self.scale = layer, config.attention_scale
+        self.heads = (H, G, K)
+        self.parts = {"qkv_proj": {"q_proj": H * K, "k_proj": G * K, "v_proj": G * K}}
+        self.qkv_proj = nn.Linear(config.hidden_size, (H + 2 * G) * K, bias=config.attention_bias)
+        self.o_proj = nn.Linear(H * K, config.hidden_size, bias=config.attention_bias)
+
+    def forward(self, x_RD: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        H, G, K = self.heads
+        qk, v = self.qkv_proj(x_RD).view(-1, H + 2 * G, K).split_with_sizes((H + G, G), 1)
+        q, k = rotate(qk, cos, sin).split_with_sizes((H, G), 1)
+        out: Tensor = self.o_proj(attend(self.layer, q, k, v, scale=self.scale).flatten(1))
+        return out
+
+
+class Mlp(nn.Module):
+    """SwiGLU (Shazeer, arXiv 2002.05202)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        D, width = config.hidden_size, config.intermediate_size
+        self.parts = {"gate_up_proj": {"gate_proj": width, "up_proj": width}}
+        self.gate_up_proj = nn.Linear(D, 2 * width, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(width, D, bias=config.mlp_bias)
+
+    def forward(self, x_RD: Tensor) -> Tensor:
+        gate, up = self.gate_up_proj(x_RD).chunk(2, -1)
+        out: Tensor = self.down_proj(F.silu(gate) * up)
+        return out
+
+
+class Layer(nn.Module):
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.input_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config, layer)
+        self.post_attention_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = Mlp(config)
+
+    def forward(self, x_RD: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        x_RD = x_RD + self.self_attn(self.input_layernorm(x_RD), cos, sin, attend)
+        out: Tensor = x_RD + self.mlp(self.post_attention_layernorm(x_RD))
+        return out
+
+
+class Body(nn.Module):
+    """Everything below the head, under the name that files on disk use."""
+
+    frequencies: Tensor
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(config, layer) for layer in range(config.num_layers))
+        self.norm = Norm(config.hidden_size, config.rms_norm_eps)
+        self.register_buffer("frequencies", frequencies(config.ropes[FULL], config.head_dim), persistent=False)
+
+
+class Llama(nn.Module):
+    """Satisfies `protocols.Model`."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.vocab_size, self.max_positions = config.vocab_size, config.max_position_embeddings
+        self.layers = [LayerShape(config.num_kv_heads, config.head_dim)] * config.num_layers
+        self.model = Body(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    def forward(
+        self, tokens_R: Tensor, positions_R: Tensor, attend: Attend, taps: Sequence[int] = ()
+    ) -> tuple[Tensor, list[Tensor]]:
+        """See `protocols.Model.forward`."""
+        x_RD = self.model.embed_tokens(tokens_R)
+        cos, sin = rotary_table(positions_R, self.model.frequencies, x_RD.dtype)
+        streams = []
+        for layer in self.model.layers:
+            streams.append(x_RD)
+            x_RD = layer(x_RD, cos, sin, attend)
+        streams.append(x_RD)
+        return self.model.norm(x_RD), [streams[tap] for tap in taps]
+
+    def logits(self, hidden_LD: Tensor) -> Tensor:
+        """fp32 logits `[L, V]`."""
+        out: Tensor = self.lm_head(hidden_LD)
+        return out.to(torch.float32)
