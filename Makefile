@@ -21,7 +21,7 @@ setup: $(STAMP)
 $(STAMP): requirements/lock.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("specdec needs Python 3.11 or newer, got " + sys.version.split()[0] + "; name another with make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --progress-bar off -r requirements/lock.txt
+	$(PIP) install -r requirements/lock.txt
 	$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@
 

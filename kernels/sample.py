@@ -1,4 +1,4 @@
-"""Picking a token from one row of scores: filters, the Gumbel noise that is a pure function, and the argmax.
+"""Drawing a token from one row of scores: filters, the Gumbel noise that is a pure function, and the argmax.
 
 V vocabulary. The noise of (seed, position, token) is defined by NumPy's Philox4x64-10 stream, so any device can compute
 the same integers; its logarithms are taken in fp64 here. Gumbel-max coupling: Daliri, Musco, Suresh, arXiv 2408.07978.
@@ -83,7 +83,7 @@ def _prefix(
     return None if end >= len(order) else places[order[: end + 1]]
 
 
-def pick(
+def perturbed(
     scores_V: NDArray[np.float32],
     *,
     temperature: float,
@@ -92,19 +92,26 @@ def pick(
     min_p: float,
     seed: int,
     position: int,
-) -> int:
-    """The token drawn at `position` (its index in the sequence) from one row of fp32 scores; DESIGN 2 C.
+) -> tuple[NDArray[np.intp] | None, NDArray[np.float32] | NDArray[np.float64]]:
+    """What the draw at `position` (its index in the sequence) compares, from one row of fp32 scores; DESIGN 2 C.
 
-    Greedy below a temperature of 1e-5. -inf is never picked while anything else is there; the row must not hold NaN.
+    The ids that survive the filters (None: all of V) and, for each, scaled score plus noise. Below a temperature of
+    1e-5 there is no noise: the scores themselves. The row must not hold NaN.
     """
     if temperature < GREEDY_BELOW:
-        return int(scores_V.argmax())
+        return None, scores_V
     scaled_V = scores_V / np.float32(temperature)
     ids = surviving(scaled_V, top_k, top_p, min_p)
     words = noise_words(seed, position, len(scores_V))
     if ids is None:
-        return int((gumbel(words) + scaled_V).argmax())
-    return int(ids[(gumbel(words[ids]) + scaled_V[ids]).argmax()])
+        return None, gumbel(words) + scaled_V
+    return ids, gumbel(words[ids]) + scaled_V[ids]
+
+
+def best(ids: NDArray[np.intp] | None, values: NDArray[np.float32] | NDArray[np.float64]) -> int:
+    """The token with the largest value, ties to the lowest id: the pick."""
+    place = int(values.argmax())
+    return place if ids is None else int(ids[place])
 
 
 def penalize(

@@ -23,19 +23,27 @@ if TYPE_CHECKING:
         QueueFull,
         SpecdecError,
     )
+    from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Regex
+    from specdec.llm import LLM
     from specdec.request import Request, Sampling, Stopping
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "LLM",
+    "Choice",
     "ConfigError",
     "ConstraintError",
     "ContextTooLong",
     "DeadEnd",
+    "Ebnf",
     "InvalidRequest",
+    "JsonObject",
+    "JsonSchema",
     "ModelError",
     "NumericalError",
     "QueueFull",
+    "Regex",
     "Request",
     "Sampling",
     "SpecdecError",
@@ -55,6 +63,8 @@ _HOMES = {
         "QueueFull",
         "SpecdecError",
     ),
+    "specdec.grammar.spec": ("Choice", "Ebnf", "JsonObject", "JsonSchema", "Regex"),
+    "specdec.llm": ("LLM",),
     "specdec.request": ("Request", "Sampling", "Stopping"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -7,7 +7,8 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,15 +17,15 @@ from specdec.config import EngineConfig
 from specdec.engine import Engine
 from specdec.errors import ConfigError, ModelError
 from specdec.grammar.compile import Compiler
-from specdec.loader import Checkpoint, open_checkpoint
+from specdec.loader import Checkpoint, load, open_checkpoint
 from specdec.protocols import Drafter, Model
 from specdec.pull import cache_folder
+from specdec.quant import has_bf16, pack_bf16, quantize_int8
+from specdec.request import Stopping
 from specdec.runner import TorchRunner
+from specdec.text import Detokenizer
 from specdec.tokenizer import Tokenizer
 from specdec.tree import MAX_DRAFTS
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger(__name__)
 
@@ -167,10 +168,11 @@ def engine_config(checkpoint: Checkpoint, options: Options) -> EngineConfig:
 
 
 def open_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
-    """The tokenizer that a checkpoint names: a tokenizer.json, or one rebuilt from GGUF metadata (kept in the cache)."""
+    """The tokenizer that a checkpoint names: a tokenizer.json, or one rebuilt from GGUF metadata and cached."""
     if isinstance(checkpoint.tokenizer, Path):
         return Tokenizer.from_file(checkpoint.tokenizer)
-    return Tokenizer.from_gguf(checkpoint.tokenizer, cache_folder() / "tokenizers")
+    metadata = {key.removeprefix("tokenizer.ggml."): value for key, value in checkpoint.tokenizer.items()}
+    return Tokenizer.from_gguf(metadata, cache_folder() / "tokenizers")
 
 
 def end_tokens(checkpoint: Checkpoint, vocab_size: int) -> tuple[int, ...]:
@@ -207,7 +209,7 @@ def _load(
 
 def _new_text(tokenizer: Tokenizer) -> Callable[[Stopping], Detokenizer]:
     def new_text(stopping: Stopping) -> Detokenizer:
-        return tokenizer.detokenizer(stopping.stop, stopping.include_stop, stopping.min_tokens)
+        return tokenizer.detokenizer(stopping.stop, stopping.include_stop, min_tokens=stopping.min_tokens)
 
     return new_text
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specdec.errors import DeadEnd, NumericalError
 from specdec.free import FREE_TEXT
-from specdec.kernels.sample import log_probabilities, penalize, pick
+from specdec.kernels.sample import best, log_probabilities, penalize, perturbed
 from specdec.mask import TokenMask
 from specdec.sequence import Logprob, Sequence, Span
 
@@ -34,20 +34,28 @@ class Picks:
         seq, row = span.seq, span.first_logit + node
         logits_V = self._logits_LV[row]
         scores_V = scores(logits_V, seq, path, self._mask.allowed(row))
+        token = best(*compared(scores_V, seq, len(path)))
         sampling = seq.request.sampling
-        token = pick(
-            scores_V,
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
-            seed=seq.seed,
-            position=len(seq.tokens) + len(path),
-        )
         if sampling.logprobs is None:
             return token, None
         logprob, top = log_probabilities(logits_V, token, sampling.logprobs)
         return token, Logprob(token, logprob, tuple(top))
+
+
+def compared(
+    scores_V: NDArray[np.float32], seq: Sequence, depth: int
+) -> tuple[NDArray[np.intp] | None, NDArray[np.float32] | NDArray[np.float64]]:
+    """What the draw `depth` tokens past the last known one compares: surviving ids (None: all) and perturbed scores."""
+    sampling = seq.request.sampling
+    return perturbed(
+        scores_V,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        seed=seq.seed,
+        position=len(seq.tokens) + depth,
+    )
 
 
 def scores(
@@ -82,10 +90,10 @@ def scores(
         scores_V[banned] = -np.inf
     if allowed_V is not None:
         scores_V[~allowed_V] = -np.inf
-    best = float(scores_V.max())
-    if math.isnan(best):
+    highest = float(scores_V.max())
+    if math.isnan(highest):
         raise NumericalError(f"the model's logits at position {len(seq.tokens) + len(path)} are not numbers")
-    if best == -math.inf:
+    if highest == -math.inf:
         raise DeadEnd(f"no token is allowed at position {len(seq.tokens) + len(path)}")
     return scores_V
 

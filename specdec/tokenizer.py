@@ -169,12 +169,24 @@ class Tokenizer:
         return self._bytes
 
     def detokenizer(
-        self, stop: tuple[str, ...] = (), include_stop: bool = False, *, at_start: bool = False
+        self,
+        stop: tuple[str, ...] = (),
+        include_stop: bool = False,
+        *,
+        min_tokens: int = 0,
+        at_start: bool = False,
     ) -> Detokenizer:
-        """A fresh detokenizer. `at_start` says that its text begins a text (as for `decode`) and does not continue a
-        prompt: tokenizers of the Llama 2 kind then drop the space that they put before it."""
+        """A fresh detokenizer; no stop string counts within `min_tokens` tokens.
+
+        `at_start` says that its text begins a text (as for `decode`) and does not continue a prompt: tokenizers of the
+        Llama 2 kind then drop the space that they put before it.
+        """
         return Detokenizer(
-            self.token_bytes, stop=stop, include_stop=include_stop, strip_space=at_start and self._strip_space
+            self.token_bytes,
+            stop=stop,
+            include_stop=include_stop,
+            strip_space=at_start and self._strip_space,
+            min_tokens=min_tokens,
         )
 
     @cached_property

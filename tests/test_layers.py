@@ -15,8 +15,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("drafters", "evals", "grammar", "kernels", "server")
-# The composition root, the entry point, and the table of public names: these may look up.
-MAY_LOOK_UP = ("specdec", "specdec.build", "specdec.cli")
+# The composition root, the two faces in front of it, and the table of public names: these may look up.
+MAY_LOOK_UP = ("specdec", "specdec.build", "specdec.cli", "specdec.llm")
 # The part of the core that schedules and keeps books, and what it stands on.
 KNOWS_NO_TORCH = ("errors", "protocols", "request", "tree", "sequence", "text", "blocks", "scheduler", "policy")
 
