@@ -104,7 +104,10 @@ def loaded(model_folder: Path) -> LoadedModel:
 async def asgi_client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a running app, without a socket."""
     transport = httpx.ASGITransport(app)
-    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://test") as client,
+    ):
         yield client
 
 
