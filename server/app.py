@@ -193,7 +193,7 @@ async def _serve(app: FastAPI, config: ServerConfig, listener: socket.socket) ->
             bridge.abort_all()
         server.should_exit = True
 
-    server.handle_exit = stop  # type: ignore[method-assign]
+    server.handle_exit = stop  # type: ignore[method-assign, assignment]
     try:
         with listener:
             await server.serve([listener])

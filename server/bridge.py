@@ -136,11 +136,11 @@ class Stream:
             for emission in emissions:
                 yield emission
 
-    def watch(self, gone: Coroutine[Any, Any, None]) -> None:
-        """Abort everything when `gone` returns: the client has left."""
+    def watch(self, gone: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Abort everything when `gone()` returns: the client has left."""
 
         async def leave() -> None:
-            await gone
+            await gone()
             self._fail(ClientGone("the client closed the connection"))
             self._bridge._close(self._choices)
 

@@ -11,6 +11,7 @@ import logging
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from starlette.requests import Request as HttpRequest
@@ -56,9 +57,20 @@ class Part:
 class Form(Protocol):
     """How a route words the entries under "choices"."""
 
-    prefix: str  # of ids
-    whole_object: str
-    chunk_object: str
+    @property
+    def prefix(self) -> str:
+        """What ids begin with."""
+        ...
+
+    @property
+    def whole_object(self) -> str:
+        """The "object" of a body."""
+        ...
+
+    @property
+    def chunk_object(self) -> str:
+        """The "object" of a chunk."""
+        ...
 
     def whole(self, choice: int, part: Part) -> Json:
         """A finished choice in one body."""
@@ -102,7 +114,7 @@ async def respond(http: HttpRequest, reply: Reply, requests: Sequence[Request], 
     """Run `requests` and answer. Raises what admission raises, and the error that ends a text before anything of it
     has been sent; what still runs is aborted then."""
     stream = await reply.service.bridge.submit(requests, arrival)
-    stream.watch(disconnected(http.receive))
+    stream.watch(partial(disconnected, http.receive))
     try:
         if reply.body.stream:
             return EventStream(Events(reply, stream), stream, await checked_batch(stream))

@@ -158,7 +158,7 @@ def test_completions_refuse_what_they_cannot_do(fields: dict[str, Any]) -> None:
 
 
 def test_a_client_may_send_back_an_assistant_message_as_it_came() -> None:
-    message = {
+    message: dict[str, Any] = {
         "role": "assistant", "content": "yes", "refusal": None, "annotations": [], "audio": None,
         "function_call": None, "tool_calls": None,
     }  # fmt: skip
