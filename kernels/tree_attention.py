@@ -36,32 +36,41 @@ def visible(
 
 def tree_attention(
     q_RHK: Tensor,
-    k_NGK: Tensor,
-    v_NGK: Tensor,
-    seen_RN: Tensor | None,
+    k_GNK: Tensor,
+    v_GNK: Tensor,
+    hidden_RN: Tensor | None,
     *,
     scale: float,
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """`[R, H, K]`: softmax attention of each row over the slots that it sees (`seen_RN` None: all of them).
+    """`[R, H, K]`: softmax attention of each row over slots of its sequence.
 
-    `softcap` c squeezes scores to c * tanh(score / c); `sinks` `[H]` add one logit a head to the denominator.
+    `hidden_RN` is 0 where a row sees a slot and -inf where not, in q's dtype; None: each row sees each slot. `softcap`
+    c squeezes scores to c * tanh(score / c); `sinks` `[H]` add one logit a head to the denominator.
     """
     num_rows, num_heads, head_size = q_RHK.shape
-    num_groups = k_NGK.shape[1]
-    shape = (num_groups, num_rows, num_heads // num_groups, -1)
-    q_GQK = (q_RHK * scale).view(num_rows, num_groups, -1, head_size).transpose(0, 1).reshape(num_groups, -1, head_size)
-    scores_GQN = torch.bmm(q_GQK, k_NGK.permute(1, 2, 0))
+    num_groups, num_slots, _ = k_GNK.shape
+    num_shared = num_heads // num_groups
+    q_GQK = q_RHK.view(num_rows, num_groups, num_shared, head_size).transpose(0, 1).reshape(num_groups, -1, head_size)
+    scores_GQN = torch.baddbmm(q_GQK[:, :, :1], q_GQK, k_GNK.mT, beta=0, alpha=scale)
     if softcap is not None:
-        scores_GQN = torch.tanh(scores_GQN / softcap) * softcap
-    scores = scores_GQN.view(shape)
-    if seen_RN is not None:
-        scores.masked_fill_(~seen_RN[None, :, None, :], float("-inf"))
+        scores_GQN = scores_GQN.div_(softcap).tanh_().mul_(softcap)
+    if hidden_RN is not None:
+        scores_GQN.view(num_groups, num_rows, num_shared, num_slots).add_(hidden_RN[:, None])
     if sinks is None:
-        weights = torch.softmax(scores, -1)
+        weights_GQN = torch.softmax(scores_GQN, -1)
     else:
-        sink = sinks.to(scores.dtype).view(num_groups, 1, -1, 1).expand(-1, num_rows, -1, 1)
-        weights = torch.softmax(torch.cat([scores, sink], -1), -1)[..., :-1]
-    out_GQK = torch.bmm(weights.reshape(num_groups, -1, weights.shape[-1]), v_NGK.transpose(0, 1))
-    return out_GQK.view(shape).transpose(0, 1).reshape(num_rows, num_heads, head_size)
+        sink_GQ1 = (
+            sinks.to(scores_GQN.dtype)
+            .view(num_groups, 1, num_shared)
+            .expand(-1, num_rows, -1)
+            .reshape(num_groups, -1, 1)
+        )
+        weights_GQN = torch.softmax(torch.cat([scores_GQN, sink_GQ1], -1), -1)[..., :-1]
+    out_GQK = torch.bmm(weights_GQN, v_GNK)
+    return (
+        out_GQK.view(num_groups, num_rows, num_shared, head_size)
+        .transpose(0, 1)
+        .reshape(num_rows, num_heads, head_size)
+    )

@@ -17,20 +17,21 @@ from specdec.kv import KVCache
 
 @dataclass(slots=True)
 class _Context:
-    """One sequence's part of the plan: its rows, its blocks, and what each row sees, by window."""
+    """One sequence's part of the plan: its rows, its slots, and what is hidden from each row, by window."""
 
     rows: slice
-    blocks: slice | Tensor  # a run of blocks is a view of the cache, any other table a gather
+    slots: slice | Tensor  # of a run of blocks a view of the cache, of any other table a gather
     num_slots: int
     prefix_R: Tensor
     ancestors_R: Tensor
-    seen: dict[int | None, Tensor | None] = field(default_factory=dict)
+    hidden: dict[int | None, Tensor | None] = field(default_factory=dict)
 
-    def seen_by_row(self, window: int | None) -> Tensor | None:
-        if window not in self.seen:
+    def hidden_from_rows(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
+        if window not in self.hidden:
             seen_RN = visible(self.prefix_R, self.ancestors_R, self.num_slots, window=window)
-            self.seen[window] = None if bool(seen_RN.all()) else seen_RN
-        return self.seen[window]
+            hidden_RN = torch.zeros(seen_RN.shape, dtype=dtype, device=seen_RN.device)
+            self.hidden[window] = None if bool(seen_RN.all()) else hidden_RN.masked_fill_(~seen_RN, -torch.inf)
+        return self.hidden[window]
 
 
 class PagedAttention:
@@ -45,16 +46,19 @@ class PagedAttention:
     def plan(self, batch: Batch) -> None:
         """Take in where this step's rows lie and what they see."""
         self._slots_R = batch.slots_R.to(self.device)
+        size = self.cache.block_size
         self._contexts = []
         for index, (start, end) in enumerate(batch.rows_S):
-            table = batch.tables_S[index]
-            run = slice(table[0], table[-1] + 1)
-            is_run = table == tuple(range(run.start, run.stop))
+            table, num_slots = batch.tables_S[index], batch.lengths_S[index]
+            slots: slice | Tensor = slice(table[0] * size, table[0] * size + num_slots)
+            if table != tuple(range(table[0], table[0] + len(table))):
+                blocks = batch.blocks_SB[index, : len(table), None].to(self.device)
+                slots = (blocks * size + torch.arange(size, device=self.device)).flatten()[:num_slots]
             self._contexts.append(
                 _Context(
                     slice(start, end),
-                    run if is_run else batch.blocks_SB[index, : len(table)].to(self.device),
-                    batch.lengths_S[index],
+                    slots,
+                    num_slots,
                     batch.prefix_R[start:end].to(self.device),
                     batch.ancestors_R[start:end].to(self.device),
                 )
@@ -78,9 +82,9 @@ class PagedAttention:
         parts = [
             tree_attention(
                 q_RHK[context.rows],
-                keys[context.blocks].flatten(0, 1)[: context.num_slots],
-                values[context.blocks].flatten(0, 1)[: context.num_slots],
-                context.seen_by_row(window),
+                keys[:, context.slots],
+                values[:, context.slots],
+                context.hidden_from_rows(window, q_RHK.dtype),
                 scale=scale,
                 softcap=softcap,
                 sinks=sinks,

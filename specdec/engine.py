@@ -213,11 +213,12 @@ class Engine:
     # Commit
 
     def _move(self, spans: Seq[Span], walks: Seq[Walk]) -> None:
-        """Compact the accepted KV rows to the slots of their positions; a chain's are there already."""
+        """Compact the accepted KV rows to the slots of their positions; a chain's are there already. Finished sequences
+        too: their blocks are published."""
         sources, targets = [], []
         for span, agreed in zip(spans, walks, strict=True):
             for depth, node in enumerate(agreed.nodes, 1):
-                if node != depth and agreed.finish_reason is None:
+                if node != depth:
                     sources.append(self._slot(span.seq, span.root_slot + node))
                     targets.append(self._slot(span.seq, span.root_slot + depth))
         if sources:

@@ -8,6 +8,7 @@ are dequantised by the `gguf` package.
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ _MAGIC = b"GGUF"
 _STRING, _ARRAY = 8, 9
 _NUMBERS = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 6: "f4", 7: "?", 10: "u8", 11: "i8", 12: "f8"}
 _MAX_NAME = 65535
+_ROW_BLOCKS = 256
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _BLOCK = {
@@ -222,9 +224,13 @@ def _name(file: GgufFile, source: str) -> str | None:
 
 def _dequantize(data: mmap.mmap, tensor: GgufTensor) -> np.ndarray[Any, Any]:
     raw = np.frombuffer(data, np.uint8, tensor.num_bytes, tensor.offset)
-    rows = raw.reshape(*tensor.shape[:-1], -1)
-    # a copy always: the map is closed when the caller is done
-    return np.array(gguf.dequantize(rows, tensor.block_type), np.float32).reshape(tensor.shape)
+    # The package works through 16 rows at a time, and blocks do not care about rows: long ones are much quicker.
+    block_bytes = gguf.GGML_QUANT_SIZES[tensor.block_type][1]
+    row_blocks = math.gcd(tensor.num_bytes // block_bytes, _ROW_BLOCKS)
+    values = gguf.dequantize(raw.reshape(-1, row_blocks * block_bytes), tensor.block_type)
+    if tensor.block_type is gguf.GGMLQuantizationType.F32:
+        values = values.copy()  # was a view of the map, which is closed when the caller is done
+    return values.reshape(tensor.shape)
 
 
 def _half_split(weight: Tensor, heads: int) -> Tensor:

@@ -14,7 +14,7 @@ from specdec.protocols import LayerShape
 
 
 class KVCache:
-    """`keys[layer]` and `values[layer]` are `[num_blocks, block_size, G, K]`."""
+    """`keys[layer]` and `values[layer]` are `[G, num_blocks * block_size, K]`: a head's slots lie side by side."""
 
     def __init__(
         self, layers: Sequence[LayerShape], num_blocks: int, block_size: int, *, device: str, dtype: torch.dtype
@@ -23,17 +23,16 @@ class KVCache:
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         for layer in layers:
-            shape = (num_blocks, block_size, layer.num_kv_heads, layer.head_size)
+            shape = (layer.num_kv_heads, num_blocks * block_size, layer.head_size)
             self.keys.append(torch.zeros(shape, device=device, dtype=dtype))
             self.values.append(torch.zeros(shape, device=device, dtype=dtype))
 
     def write(self, layer: int, slots_R: Tensor, k_RGK: Tensor, v_RGK: Tensor) -> None:
         """Store a row's key and value in its slot."""
-        self.keys[layer].flatten(0, 1).index_copy_(0, slots_R, k_RGK)
-        self.values[layer].flatten(0, 1).index_copy_(0, slots_R, v_RGK)
+        self.keys[layer].index_copy_(1, slots_R, k_RGK.transpose(0, 1))
+        self.values[layer].index_copy_(1, slots_R, v_RGK.transpose(0, 1))
 
     def move(self, sources: Tensor, targets: Tensor) -> None:
         """Copy slots to slots in every layer; every source is read before any target is written."""
         for cache in (*self.keys, *self.values):
-            flat = cache.flatten(0, 1)
-            flat.index_copy_(0, targets, flat.index_select(0, sources))
+            cache.index_copy_(1, targets, cache.index_select(1, sources))

