@@ -90,7 +90,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def load_tiny(folder: Path, **options: object) -> LoadedModel:
     """The tiny model in fp32, with a small pool."""
     settings: dict[str, object] = {
-        "device": "cpu", "dtype": "float32", "max_model_len": 512, "kv_cache_tokens": 2048, "block_size": 16, "drafter": "none",
+        "device": "cpu", "dtype": "float32", "max_model_len": 512, "kv_cache_tokens": 2048, "block_size": 16,
     }  # fmt: skip
     return build(str(folder), Options(**(settings | options)))  # type: ignore[arg-type]
 
