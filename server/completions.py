@@ -48,6 +48,11 @@ def completion_requests(preparer: Preparer, body: CompletionBody) -> tuple[list[
         n=1 if body.n is None else body.n,
         cache_salt=body.cache_salt or "",
     )
+    queue = preparer.loaded.engine.config.max_waiting
+    if (len(prompts) - 1) * first.n >= queue:
+        raise InvalidRequest(
+            "prompt", f"{len(prompts)} prompts of {first.n} choices are more than the queue of {queue} can ever hold"
+        )
     echoes = [preparer.loaded.tokenizer.decode(prompt) for prompt in prompts] if body.echo else []
     return [first, *(replace(first, prompt=prompt) for prompt in prompts[1:])], echoes
 
