@@ -67,8 +67,8 @@ def _nucleus(scaled_V: NDArray[np.float32], ids: NDArray[np.intp] | None, top_p:
     kept = _prefix(best.numpy(), places.numpy(), log_total, top_p)
     if count < len(values) and (kept is None or float(values[int(kept[-1])]) <= last):
         # The nucleus reaches the edge of the candidates, where topk may have chosen among equals: sort everything.
-        order = torch.sort(values, descending=True, stable=True)
-        kept = _prefix(order.values.numpy(), order.indices.numpy(), log_total, top_p)
+        best, places = torch.sort(values, descending=True, stable=True)
+        kept = _prefix(best.numpy(), places.numpy(), log_total, top_p)
     chosen = np.sort(places.numpy() if kept is None else kept)
     return chosen if ids is None else ids[chosen]
 
@@ -76,7 +76,8 @@ def _nucleus(scaled_V: NDArray[np.float32], ids: NDArray[np.intp] | None, top_p:
 def _prefix(
     values: NDArray[np.float32], places: NDArray[np.int64], log_total: float, top_p: float
 ) -> NDArray[np.intp] | None:
-    """Places of the shortest prefix, in falling order of value and rising place, that sums to `top_p`; None if none."""
+    """Places of the shortest prefix, in falling order of value and rising place, that sums to `top_p`; None if all
+    of them, by rounding, sum to less."""
     order = np.lexsort((places, -values))
     sums = np.cumsum(np.exp(values[order].astype(np.float64) - log_total))
     end = int(np.searchsorted(sums, top_p))
@@ -143,7 +144,7 @@ def log_probabilities(logits_V: NDArray[np.float32], token: int, num_top: int) -
     log_total = row.double().logsumexp(0).item()
     top: list[tuple[int, float]] = []
     if num_top:
-        kth = row.topk(num_top).values[-1].item()
+        kth = row.topk(min(num_top, len(row))).values[-1].item()
         ids = np.flatnonzero(logits_V >= kth)
         ids = ids[np.lexsort((ids, -logits_V[ids]))][:num_top]
         top = [(int(v), float(logits_V[v]) - log_total) for v in ids]

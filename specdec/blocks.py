@@ -14,8 +14,14 @@ from collections.abc import Iterable, Sequence
 SCRAP = 0
 
 
+def chain_start(salt: str) -> bytes:
+    """The first parent of a chain. Longer than a block's name, so no salt can pass for the inside of another chain."""
+    return hashlib.blake2b(salt.encode(), digest_size=32).digest()
+
+
 def block_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """The name of a full block: a digest of its tokens and of all before it. The chain's first parent is the salt."""
+    """The name of a full block: a digest of its tokens and of all before it. `parent` names the block before, or is
+    `chain_start` of the salt."""
     return hashlib.blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()
 
 

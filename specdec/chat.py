@@ -41,18 +41,10 @@ _OURS = frozenset(
 class ChatTemplate:
     """A compiled template, with the names and filters that Hugging Face's templates expect. Shared by threads."""
 
-    def __init__(
-        self,
-        template: str,
-        *,
-        bos_token: str | None = None,
-        eos_token: str | None = None,
-        special_tokens: Mapping[str, str] | None = None,
-    ) -> None:
-        """`special_tokens` are further names that the template may print, as `pad_token`. Raises ModelError, with the
-        line, for a template that does not parse."""
-        named = {"bos_token": bos_token, "eos_token": eos_token, **(special_tokens or {})}
-        self._special_tokens = {name: token for name, token in named.items() if token is not None}
+    def __init__(self, template: str, tokenizer: Tokenizer) -> None:
+        """The template may print the named tokens of `tokenizer`. Raises ModelError, with the line, for a template that
+        does not parse."""
+        self._named_tokens = tokenizer.named_tokens
         self._environment = _environment()
         try:
             self._template = self._environment.from_string(template)
@@ -77,7 +69,7 @@ class ChatTemplate:
             "tools": None,
             "documents": None,
             **self._checked(extra),
-            **self._special_tokens,
+            **self._named_tokens,
             "messages": flatten(messages),
             "add_generation_prompt": add_generation_prompt,
         }
@@ -100,7 +92,7 @@ class ChatTemplate:
         for name in extra or {}:
             if not isinstance(name, str) or not name.isidentifier():
                 raise InvalidRequest("chat_template_kwargs", f"{name!r} is not a name")
-            if name in _OURS or name in self._special_tokens or name in self._environment.globals:
+            if name in _OURS or name in self._named_tokens or name in self._environment.globals:
                 raise InvalidRequest(f"chat_template_kwargs.{name}", "is not for a request to set")
         return extra or {}
 

@@ -115,6 +115,19 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> str:
     return json.dumps(whole, ensure_ascii=False, separators=(",", ":"))
 
 
+def gguf_named_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """How the tokens with a role are spelled: `bos_token`, `eos_token`, `unk_token`, `pad_token`, those that there are.
+
+    Raises ModelError for an id that is no token's.
+    """
+    tokens = _required(metadata, "tokens")
+    roles = (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
+    keys = {f"{name}_token": f"{gguf_name}_token_id" for name, gguf_name in roles}
+    return {
+        name: str(_token(tokens, key, metadata[key])) for name, key in keys.items() if metadata.get(key) is not None
+    }
+
+
 def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, Any]:
     """Byte-level BPE: pieces are spelled in the alphabet of 256 printable characters that stand for bytes."""
     name = str(_required(metadata, "pre"))

@@ -24,12 +24,19 @@ MAX_LOGPROBS = 20
 
 
 def _number(param: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or (value != value or abs(value) == math.inf):
         raise InvalidRequest(param, f"must be a finite number, got {value!r}")
     if value < low or value > high or (open_low and value == low):
         raise InvalidRequest(
             param, f"must be {'above' if open_low else 'at least'} {low} and at most {high}, got {value}"
         )
+
+
+def _text(param: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise InvalidRequest(param, f"must be a string, got {value!r}")
+    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+        raise InvalidRequest(param, f"must not hold a lone surrogate, got {value!r}")
 
 
 def _integer(param: str, value: object, low: int, high: int) -> None:
@@ -107,10 +114,13 @@ class Stopping:
         if not isinstance(self.stop, tuple) or len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidRequest("stop", f"must be at most {MAX_STOP_STRINGS} strings")
         for stop in self.stop:
-            if not isinstance(stop, str) or not stop:
+            _text("stop", stop)
+            if not stop:
                 raise InvalidRequest("stop", "must hold strings that are not empty")
             if len(stop) > MAX_STOP_LENGTH:
                 raise InvalidRequest("stop", f"must hold strings of at most {MAX_STOP_LENGTH} characters")
+        if not isinstance(self.stop_token_ids, tuple):
+            raise InvalidRequest("stop_token_ids", f"must be a tuple of token ids, got {self.stop_token_ids!r}")
         for token in self.stop_token_ids:
             _integer("stop_token_ids", token, 0, 2**31 - 1)
         for name in ("ignore_eos", "include_stop"):
@@ -122,7 +132,8 @@ class Stopping:
 class Request:
     """One prompt with all that shapes its answer. `grammar` None is free text; `n` is the number of choices.
 
-    Raises `InvalidRequest` for an empty prompt or an `n` outside 1 to 128.
+    Raises `InvalidRequest` for a prompt that is empty or not of integers, an `n` outside 1 to 128, and a salt that is
+    not text.
     """
 
     prompt: tuple[int, ...]
@@ -133,6 +144,7 @@ class Request:
     cache_salt: str = ""
 
     def __post_init__(self) -> None:
-        if not self.prompt:
-            raise InvalidRequest("prompt", "must hold at least one token")
+        if not isinstance(self.prompt, tuple) or not self.prompt or set(map(type, self.prompt)) != {int}:
+            raise InvalidRequest("prompt", "must be a tuple of at least one token id")
         _integer("n", self.n, 1, MAX_CHOICES)
+        _text("cache_salt", self.cache_salt)

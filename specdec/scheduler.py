@@ -10,7 +10,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from specdec.blocks import BlockPool, block_hash
+from specdec.blocks import BlockPool, block_hash, chain_start
 from specdec.config import EngineConfig
 from specdec.sequence import Grant, Sequence, Span
 
@@ -128,7 +128,7 @@ class Scheduler:
                 seq.num_computed = 0
                 self.waiting.appendleft(seq)
                 break
-            if seq.num_output == 0:
+            if seq.num_preemptions == 0:
                 seq.num_cached = seq.num_computed
             insort(self.running, seq, key=lambda other: other.arrival)
             unpublished.update(names[len(hits) :])
@@ -163,7 +163,7 @@ class Scheduler:
         size, names = self.config.block_size, seq.block_hashes
         while len(names) < count:
             start = len(names) * size
-            parent = names[-1] if names else block_hash(seq.request.cache_salt.encode(), ())
+            parent = names[-1] if names else chain_start(seq.request.cache_salt)
             names.append(block_hash(parent, seq.tokens[start : start + size]))
         return names[:count]
 

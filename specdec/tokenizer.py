@@ -19,7 +19,7 @@ from typing import Any
 import tokenizers
 
 from specdec.errors import InvalidRequest, ModelError
-from specdec.gguf_tokenizer import tokenizer_json
+from specdec.gguf_tokenizer import gguf_named_tokens, tokenizer_json
 from specdec.text import Detokenizer
 
 logger = logging.getLogger(__name__)
@@ -32,10 +32,13 @@ class Tokenizer:
     """One vocabulary with its rules. Immutable, shared by threads; long texts are encoded without the GIL.
 
     `vocab_size` is the largest id plus one (a model's own may be larger), `special_ids` the control tokens, `bos_id`
-    the token that begins a text, `prefix` what `encode` puts before a text, `json` the text of the `tokenizer.json`.
+    the token that begins a text, `prefix` what `encode` puts before a text, `json` the text of the `tokenizer.json`,
+    `named_tokens` how the tokens with a role are spelled (`bos_token`, `eos_token`, ...).
     """
 
-    def __init__(self, text: str, *, bos_token: str | int | None = None, source: str = "tokenizer.json") -> None:
+    def __init__(
+        self, text: str, *, named_tokens: Mapping[str, str] | None = None, source: str = "tokenizer.json"
+    ) -> None:
         """Raises ModelError, naming `source`, for a text that is not a tokenizer or is of a kind that is not known."""
         self.json = text
         try:
@@ -58,46 +61,38 @@ class Tokenizer:
         self.vocab_size = max(self._ids.values(), default=-1) + 1
         self._added = [(content, token) for content, token, _ in added]
         self.prefix = self._find_prefix()
-        if isinstance(bos_token, str):
-            bos_token = self._ids.get(bos_token)
-        self.bos_id = bos_token if bos_token is not None else next(iter(self.prefix), None)
+        self.named_tokens = dict(named_tokens or {})
+        if self.prefix:
+            self.named_tokens.setdefault("bos_token", self.token_text(self.prefix[0]))
+        self.bos_id = self._ids.get(self.named_tokens.get("bos_token", ""))
 
     @classmethod
     def from_file(cls, path: Path | str) -> Tokenizer:
-        """From a `tokenizer.json`; a `tokenizer_config.json` beside it may name the BOS token.
+        """From a `tokenizer.json`; a `tokenizer_config.json` beside it says which tokens have a role.
 
         Raises ModelError, naming the file, if one of them is missing, too large or unreadable.
         """
         path = Path(path)
         text = _read(path)
         config_path = path.with_name("tokenizer_config.json")
-        bos_token = None
-        if config_path.exists():
-            try:
-                bos_token = json.loads(_read(config_path)).get("bos_token")
-            except (ValueError, AttributeError) as error:
-                raise ModelError(f"{config_path}: not a JSON object: {error}") from error
-            if isinstance(bos_token, Mapping):
-                bos_token = bos_token.get("content")
-            if not isinstance(bos_token, str | None):
-                raise ModelError(f"{config_path}: bos_token must be a string, got {bos_token!r}")
-        return cls(text, bos_token=bos_token, source=str(path))
+        named_tokens = _named_in_config(config_path) if config_path.exists() else {}
+        return cls(text, named_tokens=named_tokens, source=str(path))
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any], cache: Path | None = None) -> Tokenizer:
         """From GGUF tokenizer metadata (see `gguf_tokenizer`). With `cache`, a folder, the rebuilt `tokenizer.json` is
         kept there under the hash of the metadata. Raises ModelError, naming the key, for what cannot be rebuilt."""
-        bos_token = metadata.get("bos_token_id")
+        named_tokens = gguf_named_tokens(metadata)
         if cache is None:
-            return cls(tokenizer_json(metadata), bos_token=bos_token, source="gguf tokenizer")
+            return cls(tokenizer_json(metadata), named_tokens=named_tokens, source="gguf tokenizer")
         path = cache / f"{_fingerprint(metadata)}.json"
         if path.exists():
             try:
-                return cls(_read(path), bos_token=bos_token, source=str(path))
+                return cls(_read(path), named_tokens=named_tokens, source=str(path))
             except ModelError as error:
                 logger.warning("rebuilding a damaged tokenizer: %s", error)
         text = tokenizer_json(metadata)
-        tokenizer = cls(text, bos_token=bos_token, source="gguf tokenizer")
+        tokenizer = cls(text, named_tokens=named_tokens, source="gguf tokenizer")
         cache.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
         try:
@@ -326,6 +321,22 @@ def _decoder(decoder: Mapping[str, Any] | None, source: str) -> tuple[_ByteLevel
     if byte_level and len(steps) > 1:
         raise ModelError(f"{source}: a ByteLevel decoder must stand alone, found {len(steps)} steps")
     return (_ByteLevel() if byte_level else _Spelled(replacements, bytes_too)), strip_space
+
+
+def _named_in_config(path: Path) -> dict[str, str]:
+    """The tokens with a role in a `tokenizer_config.json`: all keys `..._token` that hold a spelling."""
+    try:
+        config = json.loads(_read(path))
+    except ValueError as error:
+        raise ModelError(f"{path}: not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ModelError(f"{path}: must hold an object, got {type(config).__name__}")
+    named = {}
+    for key, value in config.items():
+        spelling = value.get("content") if isinstance(value, dict) else value
+        if key.endswith("_token") and isinstance(spelling, str):
+            named[key] = spelling
+    return named
 
 
 def _fingerprint(metadata: Mapping[str, Any]) -> str:

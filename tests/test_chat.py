@@ -103,12 +103,16 @@ def tokenizer(style: str, bos: bool) -> Tokenizer:
         inner.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 0)])
     whole = json.loads(inner.to_str())
     whole["added_tokens"] = [token for token in whole["added_tokens"] if token["content"] in SPECIAL]
-    return Tokenizer(json.dumps(whole), bos_token="<bos>")
+    return Tokenizer(json.dumps(whole), named_tokens={"bos_token": "<bos>", "eos_token": "<eos>"})
+
+
+def compiled(source: str) -> ChatTemplate:
+    return ChatTemplate(source, tokenizer("byte-level", False))
 
 
 @functools.cache
 def template(name: str) -> ChatTemplate:
-    return ChatTemplate(TEMPLATES[name], bos_token="<bos>", eos_token="<eos>")
+    return compiled(TEMPLATES[name])
 
 
 def rendered_by_transformers(name: str, messages: list[dict[str, Any]], **extra: Any) -> str:
@@ -192,7 +196,7 @@ def test_a_message_never_poses_as_the_template(name: str, attack: str, style: st
 
 def test_special_tokens_are_text_in_every_field_of_a_request() -> None:
     tokenize = tokenizer("byte-level", False)
-    shown = ChatTemplate("{{ messages | tojson }}{{ tools | tojson }}{{ switch }}<eos>")
+    shown = compiled("{{ messages | tojson }}{{ tools | tojson }}{{ switch }}<eos>")
     attack = "<|im_end|>"
     message = {
         "role": attack,
@@ -267,7 +271,7 @@ def test_a_request_cannot_set_what_is_not_its_own(name: str) -> None:
 
 
 def test_other_switches_reach_the_template() -> None:
-    shown = ChatTemplate("{% if enable_thinking is defined and enable_thinking is false %}no{% else %}yes{% endif %}")
+    shown = compiled("{% if enable_thinking is defined and enable_thinking is false %}no{% else %}yes{% endif %}")
     assert shown.render(CHATS[0], extra={"enable_thinking": False}) == "no"
     assert shown.render(CHATS[0]) == "yes"
 
@@ -290,7 +294,7 @@ def test_other_switches_reach_the_template() -> None:
 )
 def test_hostile_templates_end_in_a_clear_error(source: str, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
-        ChatTemplate(source).render(CHATS[0])
+        compiled(source).render(CHATS[0])
 
 
 @pytest.mark.parametrize(
@@ -298,4 +302,4 @@ def test_hostile_templates_end_in_a_clear_error(source: str, message: str) -> No
 )
 def test_a_template_that_does_not_parse_names_its_line(source: str, line: int) -> None:
     with pytest.raises(ModelError, match=f"chat template, line {line}: "):
-        ChatTemplate(source)
+        compiled(source)

@@ -14,6 +14,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from specdec.errors import InvalidRequest, ModelError
 from specdec.gguf_tokenizer import BLANK, SPLITS, tokenizer_json
+from specdec.loader import open_checkpoint
 from specdec.tokenizer import Tokenizer
 
 CORPUS = [
@@ -245,6 +246,7 @@ def test_metadata_says_what_stands_around_a_text(changes: dict[str, Any], prefix
     assert tokenizer.encode("fox") == [*prefix, *bare, *suffix]
     assert tokenizer.prefix == tuple(prefix)
     assert tokenizer.bos_id == 1
+    assert tokenizer.named_tokens == {"bos_token": SPECIAL[1], "eos_token": SPECIAL[2], "unk_token": SPECIAL[0]}
 
 
 def test_user_defined_pieces_are_cut_out_first_and_are_text() -> None:
@@ -333,6 +335,7 @@ def test_what_is_not_text_is_refused(bad: Any) -> None:
         ({"model": "t5"}, "model 't5' is unknown"),
         ({"tokens": []}, "no tokenizer.ggml.tokens"),
         ({"token_type": [1]}, "token_type has 1 entries"),
+        ({"padding_token_id": 10**6}, "padding_token_id is 1000000"),
         ({"merges": None}, "no tokenizer.ggml.merges"),
         ({"merges": ["ab"]}, "merges holds 'ab'"),
         ({"merges": ["zzz yyy"]}, "merges joins 'zzz' and 'yyy'"),
@@ -366,18 +369,24 @@ def test_the_cache_is_keyed_by_content_and_heals(tmp_path: Path) -> None:
     assert len(list(cache.iterdir())) == 2
 
 
-def test_from_file_reads_the_bos_token_beside_it(tmp_path: Path) -> None:
+def test_from_file_reads_the_roles_of_tokens_beside_it(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     original = byte_level_reference()
     path.write_text(original.to_str(), encoding="utf-8")
     assert Tokenizer.from_file(path).bos_id is None
-    for spelled in ('"<|im_start|>"', '{"content": "<|im_start|>", "lstrip": false}'):
-        (tmp_path / "tokenizer_config.json").write_text(f'{{"bos_token": {spelled}}}', encoding="utf-8")
+    for spelled in ("<|im_start|>", {"content": "<|im_start|>", "lstrip": False}):
+        config = {"bos_token": spelled, "eos_token": None, "add_bos_token": False, "pad_token": "<|im_end|>"}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
         tokenizer = Tokenizer.from_file(path)
         assert tokenizer.bos_id == 1
+        assert tokenizer.named_tokens == {"bos_token": "<|im_start|>", "pad_token": "<|im_end|>"}
     assert tokenizer.token_id("<|im_end|>") == 2
     assert tokenizer.token_id("no such token") is None
     assert tokenizer.encode(CORPUS[1]) == original.encode(CORPUS[1]).ids
+    for broken in ("[]", "{"):
+        (tmp_path / "tokenizer_config.json").write_text(broken, encoding="utf-8")
+        with pytest.raises(ModelError, match=r"tokenizer_config\.json: "):
+            Tokenizer.from_file(path)
 
 
 def test_flags_of_special_tokens_hold(tmp_path: Path) -> None:
@@ -407,3 +416,52 @@ def test_an_unknown_decoder_is_refused() -> None:
     original.decoder = decoders.WordPiece()
     with pytest.raises(ModelError, match=r"WordPiece.* is not known"):
         Tokenizer(original.to_str())
+
+
+@functools.cache
+def pulled(name: str) -> Tokenizer:
+    metadata = open_checkpoint(name).tokenizer
+    assert not isinstance(metadata, Path)
+    return Tokenizer.from_gguf({key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items()})
+
+
+@pytest.mark.weights
+@pytest.mark.parametrize(
+    ("name", "text", "ids"),
+    [
+        ("smollm2-135m", "Hello world", [19556, 905]),
+        ("smollm2-135m", "<|im_start|>x", [44, 108, 306, 79, 3738, 108, 46, 104]),
+        ("smollm2-135m", "x = 12345", [104, 446, 216, 33, 34, 35, 36, 37]),
+        ("gemma3-270m", "Hello world", [2, 9259, 1902]),
+        ("gemma3-270m", "The capital of France is", [2, 818, 5279, 529, 7001, 563]),
+        ("gemma3-270m", "a\n\n\n   b", [2, 236746, 109, 139, 236763]),
+    ],
+)
+def test_real_vocabularies_give_known_ids(name: str, text: str, ids: list[int]) -> None:
+    tokenizer = pulled(name)
+    assert tokenizer.encode(text) == ids
+    assert tokenizer.decode(ids) == text
+
+
+@pytest.mark.weights
+@pytest.mark.parametrize("name", ["smollm2-135m", "gemma3-270m"])
+def test_real_vocabularies_push_what_they_decode(name: str) -> None:
+    tokenizer = pulled(name)
+    original = tokenizers.Tokenizer.from_str(tokenizer.json)
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    for text in TEXTS:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert tokenizer.encode(text, parse_special=True) == original.encode(text).ids
+        if name == "gemma3-270m" or text.isprintable():  # SmolLM2 has no token for some control characters
+            assert tokenizer.decode(ids) == text
+    for _ in range(1000):
+        ids = [rng.randrange(tokenizer.vocab_size) for _ in range(rng.randint(0, 12))]
+        shown = tokenizer.detokenizer(at_start=True)
+        assert "".join(map(shown.push, ids)) + shown.close() == tokenizer.decode(ids)
+        try:
+            b"".join(map(tokenizer.token_bytes, ids)).decode()
+        except UnicodeDecodeError:
+            continue
+        assert tokenizer.decode(ids) == original.decode(ids)

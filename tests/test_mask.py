@@ -1,0 +1,76 @@
+"""The token bitmask: bit order, claims, and the vocabulary's ragged end."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from specdec.mask import TokenMask, allow, bits
+
+
+@pytest.mark.parametrize("vocab_size", [1, 8, 31, 32, 33, 63, 64, 65, 1000, 49152])
+def test_bits_and_allow_are_inverse(vocab_size: int) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    tokens = rng.sample(range(vocab_size), rng.randint(0, vocab_size))
+    mask = TokenMask(3, vocab_size)
+    allow(mask.claim(1), tokens)
+    allowed = mask.allowed(1)
+    assert allowed is not None
+    assert allowed.dtype == np.bool_
+    assert allowed.shape == (vocab_size,)
+    assert np.flatnonzero(allowed).tolist() == sorted(tokens)
+
+
+def test_bit_v_is_bit_v_mod_32_of_word_v_div_32() -> None:
+    mask = TokenMask(1, 100)
+    words = mask.claim(0)
+    allow(words, [0, 31, 32, 99])
+    assert words.dtype == np.int32
+    assert words.view(np.uint32).tolist() == [1 | 1 << 31, 1, 0, 1 << 3]
+
+
+def test_a_row_that_nobody_claimed_costs_nothing_and_allows_everything() -> None:
+    mask = TokenMask(4, 100)
+    assert mask.allowed(2) is None
+    assert mask.words(2) is None
+    assert mask._words_LW is None
+    mask.claim(1)
+    assert mask.allowed(2) is None
+    assert mask.words_LW.shape == (4, 4)
+    assert mask.words_LW.flags.c_contiguous
+
+
+def test_a_claimed_row_allows_nothing_until_it_is_filled() -> None:
+    mask = TokenMask(2, 40)
+    mask.claim(0)
+    allowed = mask.allowed(0)
+    assert allowed is not None
+    assert not allowed.any()
+
+
+def test_claiming_again_starts_again() -> None:
+    mask = TokenMask(2, 40)
+    mask.words_LW[:] = -1
+    words = mask.claim(1)
+    assert not words.any()
+    allow(words, [5])
+    mask.claim(1)
+    allowed = mask.allowed(1)
+    assert allowed is not None
+    assert not allowed.any()
+    assert mask.words_LW[0].all(), "the other row is left alone"
+
+
+def test_bits_past_the_vocabulary_are_not_seen() -> None:
+    words = np.full(2, -1, np.int32)
+    assert bits(words, 33).tolist() == [True] * 33
+
+
+@pytest.mark.parametrize("row", [-1, 2, 10])
+def test_a_row_outside_the_mask_is_refused(row: int) -> None:
+    with pytest.raises(IndexError, match=rf"mask row {row} is outside 0\.\.1"):
+        TokenMask(2, 8).claim(row)
