@@ -217,9 +217,10 @@ async def test_a_full_queue_is_a_429_that_says_when_to_come_back(model_folder: P
 
 async def test_prompts_of_one_body_are_admitted_all_or_not_at_all(model_folder: Path) -> None:
     loaded = load_tiny(model_folder, max_num_seqs=1, max_waiting=4)
+    waiting = LONG | {"max_tokens": 150}
     app = create_app(loaded, ServerConfig())
     async with asgi_client(app) as client:
-        before = [asyncio.create_task(client.post("/v1/completions", json=LONG)) for _ in range(3)]
+        before = [asyncio.create_task(client.post("/v1/completions", json=waiting)) for _ in range(3)]
         while bridge_of(app).num_requests < 3:
             await asyncio.sleep(0.001)
         body: dict[str, Any] = {"prompt": ["a", "b", "c", "d"], "max_tokens": 2}
@@ -227,7 +228,7 @@ async def test_prompts_of_one_body_are_admitted_all_or_not_at_all(model_folder: 
         assert bridge_of(app).num_requests == 3
         assert {answer.status_code for answer in await asyncio.gather(*before)} == {200}
         await settled(loaded)
-        assert loaded.engine.metrics.generation_tokens == 3 * LONG["max_tokens"]
+        assert loaded.engine.metrics.generation_tokens == 3 * 150
         assert len((await client.post("/v1/completions", json=body)).json()["choices"]) == 4
         body["n"] = 2
         never = await client.post("/v1/completions", json=body)
