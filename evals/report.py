@@ -38,6 +38,31 @@ def acceptance_tables(report: Report) -> list[Table]:
     return tables
 
 
+def bench_tables(report: Report) -> list[Table]:
+    """Of a bench report: a step's milliseconds by rows, and where they go if that was asked for."""
+    kinds = {
+        "greedy": "rows_ms",
+        "temperature 0.8, top-p 0.95": "rows_ms_sampled",
+        "inside a JSON string": "rows_ms_schema",
+    }
+    rows = list(report["rows_ms"])
+    steps = _table(f"ms a step at context {report['context']}", *(f"{row} rows" for row in rows))
+    for kind, key in kinds.items():
+        steps.add_row(kind, *(number(report[key][row]) for row in rows))
+    prefill = _table("prompt tokens", "tokens/s")
+    prefill.add_row(str(report["prefill_tokens"]), number(report["prefill_tokens_per_s"], 1))
+    tables = [steps, prefill]
+    for kind, key in kinds.items() if "profile" in report else ():
+        by_row = report["profile"][key]
+        areas = dict.fromkeys(area for found in by_row.values() for area in found)
+        profile = _table(f"ms by area, profiled: {kind}", *(f"{row} rows" for row in rows))
+        for area in areas:
+            profile.add_row(area, *(number(by_row[row].get(area, 0.0)) for row in rows))
+        profile.add_row("sum", *(number(sum(by_row[row].values())) for row in rows))
+        tables.append(profile)
+    return tables
+
+
 _SPEED = ("tokens/forward", "tokens/s", "without drafts", "speedup")
 
 

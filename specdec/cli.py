@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
-from specdec.cli_options import ConstraintOptions, ModelOptions, SamplingOptions, grouped
+from specdec.cli_options import ConstraintOptions, ModelOptions, SamplingOptions, grouped, row_counts
 from specdec.errors import ConfigError, InvalidRequest, SpecdecError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from specdec.build import Options
     from specdec.grammar.spec import Spec
     from specdec.llm import LLM
@@ -32,6 +36,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+eval_app = typer.Typer(help="Measure what drafts are worth.", no_args_is_help=True)
+bench_app = typer.Typer(help="Measure the engine.", no_args_is_help=True)
+app.add_typer(eval_app, name="eval")
+app.add_typer(bench_app, name="bench")
+
+JsonOut = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write the report here; - for standard output.")
+]
 
 
 def main() -> NoReturn:
@@ -72,6 +84,69 @@ def generate(
         _show(f"--- {index}, seed {choice.seed}\n{choice.text}\n")
         if choice.error is not None:
             raise choice.error
+
+
+@app.command()
+@grouped
+def chat(
+    model: ModelOptions,
+    sampling: SamplingOptions,
+    constraint: ConstraintOptions,
+    system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
+) -> None:
+    """Talk with a model, a line a turn. /new begins again, /exit or Ctrl-D ends, Ctrl-C stops an answer.
+
+    Standard input may be a pipe: each of its lines is a turn.
+    """
+    spec = _spec(constraint)
+    llm = _load(model)
+    wanted, stopping = _sampling(llm, sampling), _stopping(sampling)
+    at_terminal = sys.stdin.isatty()
+    opening: list[Mapping[str, str]] = [] if system is None else [{"role": "system", "content": system}]
+    messages = list(opening)
+    for line in _lines(at_terminal):
+        if line == "/exit":
+            return
+        if line == "/new":
+            messages = list(opening)
+            continue
+        turn = {"role": "user", "content": line}
+        try:
+            answer = _answer(llm, [*messages, turn], wanted, stopping, spec, stoppable=at_terminal)
+        except SpecdecError as error:
+            if not at_terminal:
+                raise
+            print(f"{_one_line(error)}; /new begins again", file=sys.stderr)
+            continue
+        messages += [turn, {"role": "assistant", "content": answer}]
+
+
+@app.command()
+@grouped
+def serve(
+    model: ModelOptions,
+    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 is everywhere.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8000,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(envvar="SPECDEC_API_KEY", help="Clients must send one of these; may be repeated."),
+    ] = None,
+    served_model_name: Annotated[
+        list[str] | None, typer.Option(help="What clients call the model; may be repeated.")
+    ] = None,
+    max_waiting: Annotated[int, typer.Option(help="Texts that may wait; more are told to come back.")] = 256,
+) -> None:
+    """Serve a model over an OpenAI-compatible API until SIGTERM or Ctrl-C, which let running requests finish."""
+    import logging
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    from specdec.server.app import ServerConfig, create_app
+    from specdec.server.app import serve as serve_app
+
+    config = ServerConfig(
+        host=host, port=port, api_keys=tuple(api_key or ()), served_model_names=tuple(served_model_name or ())
+    )
+    serve_app(create_app(_load(model, max_waiting=max_waiting).loaded, config), config)
 
 
 @app.command()
@@ -116,10 +191,150 @@ def demo(model: ModelOptions) -> None:
     run_demo(llm, Console())
 
 
+@eval_app.command()
+@grouped
+def acceptance(
+    model: ModelOptions,
+    data: Annotated[Path | None, typer.Option(help="Prompts, a JSON object a line; 20 come with specdec.")] = None,
+    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of every prompt.")] = 0,
+    max_tokens: Annotated[int, typer.Option(help="End each text after so many.")] = 256,
+    repeats: Annotated[int, typer.Option(min=1, help="Times to run each prompt; medians are reported.")] = 1,
+    whitespace: Annotated[Literal["flexible", "compact"], typer.Option(help="Of JSON under a schema.")] = "flexible",
+    json_out: JsonOut = None,
+) -> None:
+    """Answer prompts with and without drafts: acceptance, tokens per forward, speed, whether the texts are equal."""
+    from specdec.evals.acceptance import measure, report
+    from specdec.evals.prompts import DEFAULT_PROMPTS, read_prompts
+    from specdec.evals.provenance import load_average, provenance
+    from specdec.evals.report import acceptance_tables
+    from specdec.request import Sampling, Stopping
+
+    prompts = read_prompts(data or DEFAULT_PROMPTS, whitespace=whitespace)
+    sampling, stopping = Sampling(temperature=temperature, seed=seed), Stopping(max_tokens=max_tokens)
+    llm = _load(model)
+    origin = provenance(llm.loaded, _options(model))
+    with _bar("answering", "count") as progress:
+        outcomes = measure(llm, prompts, sampling, stopping, repeats=repeats, progress=progress)
+    asked = {"data": (data or DEFAULT_PROMPTS).name, "temperature": temperature, "seed": seed}
+    asked |= {"max_tokens": max_tokens, "repeats": repeats, "whitespace": whitespace}
+    found = {**report(outcomes), **asked, "provenance": {**origin, "load_average_after": load_average()}}
+    _deliver(found, acceptance_tables(found), json_out)
+
+
+@bench_app.command()
+@grouped
+def decode(
+    model: ModelOptions,
+    rows: Annotated[str, typer.Option(help="Rows of a step, from 1 to 63, separated by commas.")] = "1,8,16",
+    context: Annotated[int, typer.Option(help="Tokens in the KV cache.")] = 256,
+    rounds: Annotated[int, typer.Option(min=1, help="Sequences to measure; medians are reported.")] = 8,
+    profile: Annotated[bool, typer.Option("--profile", help="Say where the time of a step goes.")] = False,
+    json_out: JsonOut = None,
+) -> None:
+    """Time whole engine steps of one sequence that verifies drafts of which none is right, and a prompt's reading."""
+    from specdec.evals.bench import bench_decode
+    from specdec.evals.provenance import load_average, provenance
+    from specdec.evals.report import bench_tables
+
+    counts = row_counts(rows)
+    llm = _load(model, max_drafts=max(counts) - 1)
+    origin = provenance(llm.loaded, _options(model))
+    with _bar("measuring", "count") as progress:
+        found = bench_decode(llm, counts, context=context, rounds=rounds, profile=profile, progress=progress)
+    found["provenance"] = {**origin, "load_average_after": load_average()}
+    _deliver(found, bench_tables(found), json_out)
+
+
+def _deliver(found: Mapping[str, Any], tables: list[Table], json_out: Path | None) -> None:
+    """Tables on standard output and the report in a file; with `-` the report is what standard output gets."""
+    from rich.console import Console
+
+    text = json.dumps(found, indent=2, allow_nan=False)
+    to_stdout = json_out is not None and str(json_out) == "-"
+    console = Console(stderr=to_stdout)
+    for table in tables:
+        console.print(table)
+        console.print()
+    origin = found["provenance"]
+    console.print(
+        f"{origin['model']} on {origin['cpu'] if origin['device'] == 'cpu' else origin['device']}, "
+        f"{origin['threads']} threads, load {origin['load_average']} before and {origin['load_average_after']} after",
+        highlight=False,
+    )
+    if to_stdout:
+        print(text)
+    elif json_out is not None:
+        try:
+            json_out.write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{json_out}: cannot be written: {error}") from error
+
+
+# Conversation
+
+
+def _lines(at_terminal: bool) -> Iterator[str]:
+    """What the user says, line by line, without the blank ones."""
+    while True:
+        try:
+            line = input("> ") if at_terminal else sys.stdin.readline()
+        except EOFError:
+            print()
+            return
+        if not at_terminal and not line:
+            return
+        if line.strip():
+            yield line.strip()
+
+
+def _answer(
+    llm: LLM,
+    messages: list[Mapping[str, str]],
+    sampling: Sampling,
+    stopping: Stopping,
+    spec: Spec | None,
+    *,
+    stoppable: bool,
+) -> str:
+    """Print an answer as it comes; `stoppable` by Ctrl-C, which leaves what there is."""
+    prompt = llm.chat_prompt(messages)
+    text = ""
+    with _interrupts(stoppable) as stopped:
+        for emission in llm.stream(prompt, sampling, stopping, constraint=spec):
+            _show(emission.text)
+            text += emission.text
+            if emission.error is not None:
+                _show("\n")
+                raise emission.error
+            if stopped():
+                break
+    _show("\n")
+    return text
+
+
+@contextmanager
+def _interrupts(counted: bool) -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C came, asked between two steps: an exception in the middle of one would leave the engine torn."""
+    if not counted:
+        yield lambda: False
+        return
+    interrupts: list[int] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        interrupts.append(number)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(interrupts)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 # From options to values
 
 
-def _options(given: ModelOptions, *, max_drafts: int | None = None) -> Options:
+def _options(given: ModelOptions, *, max_drafts: int | None = None, max_waiting: int = 256) -> Options:
     from specdec.build import Options
 
     if given.generation_config not in ("auto", "none"):
@@ -134,6 +349,7 @@ def _options(given: ModelOptions, *, max_drafts: int | None = None) -> Options:
         max_num_seqs=given.max_num_seqs,
         max_rows=given.max_num_batched_tokens,
         max_drafts=given.max_drafts if max_drafts is None else max_drafts,
+        max_waiting=max_waiting,
         prefix_caching=given.prefix_caching,
         drafter=given.drafter,
         chat_template=None if given.chat_template is None else str(given.chat_template),
@@ -203,9 +419,9 @@ def _read(path: Path) -> str:
 # Models and their progress
 
 
-def _load(given: ModelOptions, *, max_drafts: int | None = None) -> LLM:
+def _load(given: ModelOptions, *, max_drafts: int | None = None, max_waiting: int = 256) -> LLM:
     """The model that was asked for, fetched if need be, with bars on a terminal."""
-    options = _options(given, max_drafts=max_drafts)
+    options = _options(given, max_drafts=max_drafts, max_waiting=max_waiting)
     with _bar(f"fetching {given.model}", "bytes") as progress:
         _fetch(given.model, progress)
     with _bar(f"loading {given.model}", "count") as progress:

@@ -30,13 +30,11 @@ def count(text: str | int) -> int:
     return int(digits) * unit
 
 
-def rows(text: str | list[int]) -> list[int]:
-    """Row counts separated by commas, each 1 to 63, rising and without repeats. Raises `typer.BadParameter`."""
-    if isinstance(text, list):
-        return text
+def row_counts(text: str) -> list[int]:
+    """The row counts in `1,8,16`, rising and without repeats. Raises `typer.BadParameter` for one outside 1 to 63."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and 1 <= int(part) <= 63 for part in parts):
-        raise typer.BadParameter(f"{text!r} is not a list of row counts from 1 to 63, such as 1,8,16")
+        raise typer.BadParameter(f"--rows: {text!r} is not a list of row counts from 1 to 63, such as 1,8,16")
     return sorted({int(part) for part in parts})
 
 
