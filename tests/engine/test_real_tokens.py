@@ -1,5 +1,5 @@
 """The law on a real model. Rows of other batches differ in the last bits of fp32, so a near tie may flip: the texts are
-equal up to the first difference, and the gap of the two best scores there must be tiny (DESIGN 2 C)."""
+equal up to the first difference, and the gap of the two best scores there must be tiny (docs/design.md, 3)."""
 
 from __future__ import annotations
 
