@@ -60,6 +60,10 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be between 0 and 65535, got {self.port}")
+        if self.log_level not in uvicorn.config.LOG_LEVELS:
+            raise ConfigError(
+                f"log_level must be one of {', '.join(uvicorn.config.LOG_LEVELS)}, got {self.log_level!r}"
+            )
         for key in self.api_keys:
             if not key or not key.isascii() or not key.isprintable() or " " in key:
                 raise ConfigError("api_keys must hold keys of visible ASCII characters")

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from specdec.chat import encode_chat
 from specdec.errors import ContextTooLong, InvalidRequest
+from specdec.protocols import Grammar
 from specdec.request import Request
 from specdec.sequence import Logprob
 from specdec.server.prepare import Preparer, stopping
@@ -25,13 +26,14 @@ async def chat_completions(http: HttpRequest) -> Response:
     arrival = time.monotonic()
     service: Service = http.app.state.service
     body = await service.read(http, ChatBody)
-    request = await service.preparer.run(chat_request, service.preparer, body)
+    grammar = await service.preparer.grammar(body)
+    request = await service.preparer.texts.run(chat_request, service.preparer, body, grammar)
     form = ChatForm(service.loaded.tokenizer, request.prompt if body.return_token_ids else None)
     return await respond(http, Reply(service, body, form, int(time.time())), [request], arrival)
 
 
-def chat_request(preparer: Preparer, body: ChatBody) -> Request:
-    """The engine's request. Renders, tokenises and compiles: run it in a worker thread.
+def chat_request(preparer: Preparer, body: ChatBody, grammar: Grammar | None) -> Request:
+    """The engine's request. Renders and tokenises: run it in a worker thread.
 
     Raises `InvalidRequest` that names the field.
     """
@@ -56,7 +58,7 @@ def chat_request(preparer: Preparer, body: ChatBody) -> Request:
         prompt=preparer.check_tokens("messages", prompt),
         sampling=sampling,
         stopping=when,
-        grammar=preparer.grammar(body),
+        grammar=grammar,
         n=1 if body.n is None else body.n,
         cache_salt=body.cache_salt or "",
     )

@@ -10,6 +10,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from specdec.errors import InvalidRequest
+from specdec.protocols import Grammar
 from specdec.request import Request
 from specdec.sequence import Logprob
 from specdec.server.prepare import Preparer, stopping
@@ -26,7 +27,8 @@ async def completions(http: HttpRequest) -> Response:
     arrival = time.monotonic()
     service: Service = http.app.state.service
     body = await service.read(http, CompletionBody)
-    requests, echoes = await service.preparer.run(completion_requests, service.preparer, body)
+    grammar = await service.preparer.grammar(body)
+    requests, echoes = await service.preparer.texts.run(completion_requests, service.preparer, body, grammar)
     form = CompletionForm(
         service.loaded.tokenizer,
         num_choices=requests[0].n,
@@ -36,18 +38,25 @@ async def completions(http: HttpRequest) -> Response:
     return await respond(http, Reply(service, body, form, int(time.time())), requests, arrival)
 
 
-def completion_requests(preparer: Preparer, body: CompletionBody) -> tuple[list[Request], list[str]]:
-    """One request a prompt, and the texts to put before their completions (none without `echo`). Tokenises and
-    compiles: run it in a worker thread. Raises `InvalidRequest` that names the field."""
+def completion_requests(
+    preparer: Preparer, body: CompletionBody, grammar: Grammar | None
+) -> tuple[list[Request], list[str]]:
+    """One request a prompt, and the texts to put before their completions (none without `echo`). Tokenises: run it in
+    a worker thread. Raises `InvalidRequest` that names the field."""
     prompts = prompt_tokens(preparer, body)
     first = Request(
         prompt=prompts[0],
         sampling=preparer.sampling(body, body.logprobs),
         stopping=stopping(body, DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens),
-        grammar=preparer.grammar(body),
+        grammar=grammar,
         n=1 if body.n is None else body.n,
         cache_salt=body.cache_salt or "",
     )
+    queue = preparer.loaded.engine.config.max_waiting
+    if (len(prompts) - 1) * first.n >= queue:
+        raise InvalidRequest(
+            "prompt", f"{len(prompts)} prompts of {first.n} choices are more than the queue of {queue} can ever hold"
+        )
     echoes = [preparer.loaded.tokenizer.decode(prompt) for prompt in prompts] if body.echo else []
     return [first, *(replace(first, prompt=prompt) for prompt in prompts[1:])], echoes
 

@@ -7,8 +7,9 @@ threads, never on the event loop and never on the engine thread.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,37 +25,63 @@ if TYPE_CHECKING:
 
 ResultT = TypeVar("ResultT")
 
-NUM_WORKERS = 2
+TEXT_WORKERS = 2
+GRAMMAR_WORKERS = 2
+COMPILE_SECONDS = 20.0  # a grammar that takes longer is refused; its worker stays busy until the library returns
 DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # what a generation_config may set
 
 
-class Preparer:
-    """Prepares requests for one loaded model. At most `max_pending` bodies wait for a worker; further ones are refused
-    with `QueueFull`."""
+class Workers:
+    """A few threads. At most `max_pending` calls wait for them or run; further ones are refused with `QueueFull`."""
 
-    def __init__(self, loaded: LoadedModel, max_pending: int) -> None:
+    def __init__(self, name: str, count: int, max_pending: int) -> None:
+        self._max_pending = max_pending
+        self._pending = 0
+        self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix=f"specdec-{name}")
+
+    async def run(self, work: Callable[..., ResultT], *arguments: object, seconds: float | None = None) -> ResultT:
+        """`work(*arguments)` in a thread. Raises what the work raises; `QueueFull` for too many calls, or if after
+        `seconds` no thread was free; `TimeoutError` if the work is not done by then (its thread stays busy with it)."""
+        with self._lock:
+            if self._pending >= self._max_pending:
+                raise QueueFull(f"{self._pending} requests are being prepared already")
+            self._pending += 1
+        call = self._threads.submit(work, *arguments)
+        call.add_done_callback(self._done)
+        try:
+            async with asyncio.timeout(seconds):
+                return await asyncio.wrap_future(call)
+        except TimeoutError:
+            if call.cancelled():
+                raise QueueFull("all workers are busy with other requests", 10) from None
+            raise
+
+    def close(self) -> None:
+        """End the threads, when what they run now returns."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _done(self, _: Future[Any]) -> None:
+        with self._lock:
+            self._pending -= 1
+
+
+class Preparer:
+    """Prepares requests for one loaded model. Grammars have threads of their own: one that compiles for long holds up
+    other grammars at most, never free text. `max_pending` bounds each of the two queues."""
+
+    def __init__(self, loaded: LoadedModel, max_pending: int, compile_seconds: float = COMPILE_SECONDS) -> None:
         defaults = loaded.generation_defaults
         self.loaded = loaded
         self.defaults = MappingProxyType({name: defaults[name] for name in DEFAULTED if defaults.get(name) is not None})
-        self._max_pending = max_pending
-        self._pending = 0
-        self._workers = ThreadPoolExecutor(NUM_WORKERS, thread_name_prefix="specdec-prepare")
+        self._compile_seconds = compile_seconds
+        self.texts = Workers("text", TEXT_WORKERS, max_pending)
+        self._grammars = Workers("grammar", GRAMMAR_WORKERS, max_pending)
 
     def close(self) -> None:
         """End the workers."""
-        self._workers.shutdown(wait=False, cancel_futures=True)
-
-    async def run(self, work: Callable[..., ResultT], *arguments: object) -> ResultT:
-        """`work(*arguments)` in a worker thread. Raises `QueueFull` if too many wait already."""
-        if self._pending >= self._max_pending:
-            raise QueueFull(f"{self._pending} requests are being prepared already")
-        self._pending += 1
-        future = asyncio.get_running_loop().run_in_executor(self._workers, work, *arguments)
-        future.add_done_callback(self._done)
-        return await future
-
-    def _done(self, _: asyncio.Future[Any]) -> None:
-        self._pending -= 1
+        self.texts.close()
+        self._grammars.close()
 
     @cached_property
     def max_characters(self) -> int:
@@ -88,8 +115,21 @@ class Preparer:
             speculative=body.speculative is not False,
         )
 
-    def grammar(self, body: Body) -> Grammar | None:
-        """The compiled constraint of a body, None for free text. Raises `InvalidRequest` that names the field."""
+    async def grammar(self, body: Body) -> Grammar | None:
+        """The compiled constraint of a body, None for free text.
+
+        Raises `InvalidRequest` that names the field, also where compiling takes too long, and `QueueFull`.
+        """
+        param = next((param for param, _, value in _wanted(body) if value is not None), None)
+        if param is None:
+            return None
+        try:
+            return await self._grammars.run(self._compile, body, seconds=self._compile_seconds)
+        except TimeoutError:
+            message = f"takes longer than {self._compile_seconds:g} seconds to compile; make it smaller"
+            raise InvalidRequest(param, message, code="too_large") from None
+
+    def _compile(self, body: Body) -> Grammar | None:
         found = constraint(body)
         return None if found is None else self.loaded.compiler.compile(found[1], param=found[0])
 

@@ -36,7 +36,7 @@ class Service:
             raise HttpError(415, f"content-type must be application/json, got {media[:64]!r}", "unsupported_media_type")
         self.bridge.check_admission()
         raw = await http.body()
-        body = parse(raw, kind) if len(raw) <= SMALL_BODY else await self.preparer.run(parse, raw, kind)
+        body = parse(raw, kind) if len(raw) <= SMALL_BODY else await self.preparer.texts.run(parse, raw, kind)
         if body.model is not None:
             self.check_model(body.model)
         return body

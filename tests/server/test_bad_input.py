@@ -31,14 +31,22 @@ def shared(model_folder: Path) -> LoadedModel:
     return load_tiny(model_folder)
 
 
-@pytest.fixture
-async def client(shared: LoadedModel) -> AsyncIterator[httpx.AsyncClient]:
+@pytest.fixture(scope="module")
+async def running(shared: LoadedModel) -> AsyncIterator[httpx.AsyncClient]:
     config = ServerConfig(max_body_bytes=2_000_000, body_timeout=0.3)
-    free = free_blocks(shared)
     async with asgi_client(create_app(shared, config)) as client:
         yield client
-        works = await client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 2})
-        assert works.status_code == 200, works.text
+
+
+@pytest.fixture
+async def client(running: httpx.AsyncClient, shared: LoadedModel) -> AsyncIterator[httpx.AsyncClient]:
+    """Checks afterwards that the next request works, and that no block was lost."""
+    free = free_blocks(shared)
+    yield running
+    works = await running.post("/v1/completions", json={"prompt": "hi", "max_tokens": 2})
+    assert works.status_code == 200, works.text
+    while shared.engine.has_work:
+        await asyncio.sleep(0.001)
     assert free_blocks(shared) == free
 
 
@@ -230,7 +238,7 @@ async def test_a_body_that_does_not_arrive_is_a_408(client: httpx.AsyncClient) -
 
 
 async def test_too_many_headers_are_a_431(client: httpx.AsyncClient) -> None:
-    headers = {f"x-header-{number}": "x" for number in range(5_000)}
+    headers = {f"x-header-{number}": "x" for number in range(500)}
     check(await client.get("/v1/models", headers=headers), 431, None)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from specdec.server.errors import ClientGone, Draining, EngineDead, EngineFailed
 from tests.server.conftest import asgi_client, free_blocks, load_tiny
 
 pytestmark = pytest.mark.anyio
-LONG = {"prompt": "hi", "max_tokens": 400, "ignore_eos": True}
+LONG: dict[str, Any] = {"prompt": "hi", "max_tokens": 400, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -143,9 +143,9 @@ async def test_logits_that_are_not_numbers_end_their_own_request_only(loaded: Lo
         assert "specdec:corrupted_requests_total" in (await client.get("/metrics")).text
 
 
-async def leave_after(app: FastAPI, body: dict[str, Any], seconds: float) -> list[dict[str, Any]]:
+async def leave_after(app: FastAPI, body: dict[str, Any], seconds: float) -> list[MutableMapping[str, Any]]:
     """Post `body` and close the connection after a while: what the server sent by then."""
-    sent: list[dict[str, Any]] = []
+    sent: list[MutableMapping[str, Any]] = []
     raw = json.dumps(body).encode()
     incoming = [{"type": "http.request", "body": raw, "more_body": False}]
     left = asyncio.Event()
@@ -157,7 +157,7 @@ async def leave_after(app: FastAPI, body: dict[str, Any], seconds: float) -> lis
         await left.wait()
         return {"type": "http.disconnect"}
 
-    async def send(message: dict[str, Any]) -> None:
+    async def send(message: MutableMapping[str, Any]) -> None:
         sent.append(message)
 
     scope = {
@@ -216,13 +216,23 @@ async def test_a_full_queue_is_a_429_that_says_when_to_come_back(model_folder: P
 
 
 async def test_prompts_of_one_body_are_admitted_all_or_not_at_all(model_folder: Path) -> None:
-    loaded = load_tiny(model_folder, max_num_seqs=1, max_waiting=2)
-    async with asgi_client(create_app(loaded, ServerConfig())) as client:
-        body = {"prompt": ["a", "b", "c", "d", "e"], "max_tokens": 2}
-        refused = await client.post("/v1/completions", json=body)
-        assert refused.status_code == 429
+    loaded = load_tiny(model_folder, max_num_seqs=1, max_waiting=4)
+    waiting = LONG | {"max_tokens": 150}
+    app = create_app(loaded, ServerConfig())
+    async with asgi_client(app) as client:
+        before = [asyncio.create_task(client.post("/v1/completions", json=waiting)) for _ in range(3)]
+        while bridge_of(app).num_requests < 3:
+            await asyncio.sleep(0.001)
+        body: dict[str, Any] = {"prompt": ["a", "b", "c", "d"], "max_tokens": 2}
+        assert (await client.post("/v1/completions", json=body)).status_code == 429
+        assert bridge_of(app).num_requests == 3
+        assert {answer.status_code for answer in await asyncio.gather(*before)} == {200}
         await settled(loaded)
-        assert loaded.engine.metrics.generation_tokens == 0
+        assert loaded.engine.metrics.generation_tokens == 3 * 150
+        assert len((await client.post("/v1/completions", json=body)).json()["choices"]) == 4
+        body["n"] = 2
+        never = await client.post("/v1/completions", json=body)
+        assert (never.status_code, never.json()["error"]["param"]) == (400, "prompt")
 
 
 @pytest.mark.parametrize("stream", [False, True])
