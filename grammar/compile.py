@@ -7,6 +7,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from specdec.errors import ConfigError, InvalidRequest
+from specdec.grammar.ebnf_process import EbnfProcess
 from specdec.grammar.llguidance import LlguidanceTokens, compile_llguidance
 from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Regex, Spec
 from specdec.protocols import Grammar
@@ -91,8 +92,9 @@ class Compiler:
     def _xgrammar(self) -> XgrammarCompiler:
         with self._loading:
             if self._ebnf is None:
+                tokens = self._llguidance()
+                process = EbnfProcess()  # first: it loads xgrammar while we do
                 from specdec.grammar.xgrammar import XgrammarCompiler
 
-                tokens = self._llguidance()
-                self._ebnf = XgrammarCompiler(tokens.token_bytes(), tokens.vocabulary)
+                self._ebnf = XgrammarCompiler(tokens.token_bytes(), tokens.vocabulary, process)
             return self._ebnf

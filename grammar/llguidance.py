@@ -5,9 +5,11 @@ Strict: a schema is enforced as a whole or refused. W words of 32 bits.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -19,6 +21,7 @@ from specdec.grammar.spec import Choice, JsonObject, JsonSchema, Regex, Whitespa
 from specdec.grammar.walk import MatcherFailed, TreeConstraint, Vocabulary
 
 SILENT = 0
+MAX_ITEMS_IN_ROW = 10_000  # four an optional property: room for all that a spec may have
 MAX_LEXER_STATES = 50_000  # one to two kB each, shared by all texts under one grammar
 # One or two spaces, or a line break with up to 32 spaces or 16 tabs. llguidance takes it once between two tokens.
 BOUNDED_WHITESPACE = r" {1,2}|\r?\n( {0,32}|\t{1,16})"
@@ -121,6 +124,9 @@ def compile_llguidance(
     spec: JsonSchema | JsonObject | Regex | Choice, tokens: LlguidanceTokens, param: str
 ) -> LlguidanceGrammar:
     """The grammar of `spec`. Raises `InvalidRequest` for `param` when it is invalid, unsupported or unsatisfiable."""
+    if isinstance(spec, JsonSchema) and _counts_keys(json.loads(spec.text)):
+        message = "minProperties above 1 and above the number of required keys cannot be enforced: keys may repeat"
+        raise refusal(param, message, "unsupported_schema")
     try:
         source = _source(spec)
     except ValueError as error:
@@ -150,8 +156,22 @@ def _tokenizer(tokenizer_json: str, vocab_size: int, end_ids: tuple[int, ...]) -
         return LLTokenizer(tokenizer_json, n_vocab=max(vocab_size, size), eos_token=known)
 
 
+def _counts_keys(value: Any) -> bool:
+    """Whether a schema in `value` asks for more keys than it names as required. llguidance lets a map repeat a key and
+    counts both, so `{"a":1,"a":2}` would pass for two."""
+    if isinstance(value, list):
+        return any(map(_counts_keys, value))
+    if not isinstance(value, dict):
+        return False
+    least, required = value.get("minProperties"), value.get("required")
+    named = len(set(map(str, required))) if isinstance(required, list) else 0
+    if isinstance(least, int | float) and least > max(1, named):
+        return True
+    return any(map(_counts_keys, value.values()))
+
+
 def _compiled(source: str, tokens: LlguidanceTokens) -> LLMatcher:
-    limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
+    limits = LLParserLimits(max_items_in_row=MAX_ITEMS_IN_ROW, max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
     return LLMatcher(tokens.tokenizer, source, log_level=SILENT, limits=limits)
 
 
@@ -194,5 +214,6 @@ def _refusal(spec: JsonSchema | JsonObject | Regex | Choice, param: str, message
         return refusal(param, message.rsplit("error:", 1)[-1].split("\n")[0], "invalid_regex")
     if "nsatisfiable" in message:
         return refusal(param, message, "unsatisfiable")
+    message = message.split(" Enable ")[0]  # a switch of llguidance's that we do not offer
     unsupported = message.startswith(("Unimplemented", "Unknown format", "Resource")) or "supported" in message
     return refusal(param, message, "unsupported_schema" if unsupported else "invalid_schema")

@@ -15,7 +15,7 @@ from specdec.errors import InvalidRequest
 
 MAX_SCHEMA_BYTES = 256_000
 MAX_SCHEMA_DEPTH = 64
-MAX_SCHEMA_BRANCHES = 5_000  # properties and alternatives together; compiling grows with their square
+MAX_SCHEMA_BRANCHES = 2_000  # properties and alternatives together; compiling grows with their square
 MAX_REGEX_BYTES = 8_000
 MAX_CHOICES = 5_000
 MAX_CHOICE_BYTES = 64_000
@@ -38,7 +38,8 @@ class JsonSchema:
     value, one or two spaces, or one line break and up to 32 spaces or 16 tabs: enough for indented output, and a bound
     for models that would run on in blanks. Keys come in the order of the schema.
 
-    Raises `InvalidRequest` for text that is not a JSON object, or one above 256 kB, 64 levels or 5,000 branches.
+    Raises `InvalidRequest` for text that is not a JSON object, or one above 256 kB, 64 levels or 2,000
+    branches (properties and alternatives in all).
     """
 
     schema: str | Mapping[str, Any]
@@ -187,6 +188,9 @@ def _check_json(schema: object) -> None:
                 if not isinstance(key, str):
                     raise InvalidRequest("schema", f"must have strings as keys, got {key!r}", code="invalid_schema")
             branches += sum(len(value[key]) for key in _BRANCHING if isinstance(value.get(key), Mapping | list | tuple))
+            enum = value.get("enum")
+            if isinstance(enum, list | tuple):  # plain values cost next to nothing
+                branches += sum(isinstance(item, Mapping | list | tuple) for item in enum)
             inside = list(value.values())
         elif isinstance(value, list | tuple):
             inside = list(value)

@@ -192,9 +192,9 @@ class TreeConstraint:
             if self._committed:
                 matcher.consume(self._committed)
             self._matcher, self._path = matcher, ()
-        shared = 0
-        while shared < min(len(path), len(self._path)) and path[shared] == self._path[shared]:
-            shared += 1
+        shared = len(self._path)
+        while path[:shared] != self._path[:shared]:
+            shared -= 1
         if shared < len(self._path):
             self._matcher.rollback(len(self._path) - shared)
         if shared < len(path):

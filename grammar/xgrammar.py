@@ -5,44 +5,47 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Sequence as Seq
 
 import numpy as np
 import xgrammar
 from numpy.typing import NDArray
 
+from specdec.grammar.ebnf_process import EbnfProcess, TooSlow
 from specdec.grammar.refusal import refusal
 from specdec.grammar.spec import Ebnf
 from specdec.grammar.walk import MatcherFailed, TreeConstraint, Vocabulary
 
 
 class XgrammarCompiler:
-    """Compiles EBNF for one model. `token_bytes` has one entry a token of the logits, empty where it is no text."""
+    """Compiles EBNF for one model, in `process`. `token_bytes` has one entry a token, empty where it is no text."""
 
-    def __init__(self, token_bytes: list[bytes], vocabulary: Vocabulary) -> None:
+    def __init__(self, token_bytes: list[bytes], vocabulary: Vocabulary, process: EbnfProcess) -> None:
         self._vocabulary = vocabulary
-        info = xgrammar.TokenizerInfo(
+        self._process = process
+        self._info = xgrammar.TokenizerInfo(
             token_bytes,
             xgrammar.VocabType.RAW,
             vocab_size=vocabulary.size,
             stop_token_ids=sorted(vocabulary.end_ids),
         )
-        # One thread: more of them starve each other on small machines. The cache is ours.
-        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
-        self._lock = threading.Lock()
+        self._info_json = self._info.serialize_json()
 
     def compile(self, spec: Ebnf, param: str) -> XgrammarGrammar:
-        """The grammar of `spec`. Raises `InvalidRequest` for `param` when it does not parse or derives no text."""
+        """The grammar of `spec`. Raises `InvalidRequest` for `param` when it does not parse, derives no text or takes
+        too long to compile."""
         try:
-            with self._lock:
-                compiled = self._compiler.compile_grammar(spec.text)
-            grammar = XgrammarGrammar(compiled, self._vocabulary)
-            row_W = self._vocabulary.row(grammar.matcher())
-        except (RuntimeError, MatcherFailed) as error:
+            compiled, result = self._process.compile(self._info_json, spec.text)
+        except TooSlow as error:
+            raise refusal(param, str(error), "too_large") from error
+        if not compiled:
             # "[time] /path/file.cc:106: what is wrong"
-            message = re.sub(r"^\[[^\]]*\]\s*\S+:\d+:\s*", "", str(error))
-            raise refusal(param, message, "invalid_grammar") from error
+            raise refusal(param, re.sub(r"^\[[^\]]*\]\s*\S+:\d+:\s*", "", result), "invalid_grammar")
+        grammar = XgrammarGrammar(xgrammar.CompiledGrammar.deserialize_json(result, self._info), self._vocabulary)
+        try:
+            row_W = self._vocabulary.row(grammar.matcher())
+        except MatcherFailed as failure:
+            raise refusal(param, f"is too complex: {failure}", "too_large") from failure
         if not row_W.any():
             raise refusal(param, "the rule root derives no text that this model can write", "unsatisfiable")
         return grammar

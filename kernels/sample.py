@@ -94,7 +94,7 @@ def perturbed(
     seed: int,
     position: int,
 ) -> tuple[NDArray[np.intp] | None, NDArray[np.float32] | NDArray[np.float64]]:
-    """What the draw at `position` (its index in the sequence) compares, from one row of fp32 scores; DESIGN 2 C.
+    """What the draw at `position` (its index in the sequence) compares, from a row of fp32 scores (docs/design.md, 3).
 
     The ids that survive the filters (None: all of V) and, for each, scaled score plus noise. Below a temperature of
     1e-5 there is no noise: the scores themselves. The row must not hold NaN.

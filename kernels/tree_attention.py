@@ -1,4 +1,4 @@
-"""Attention of rows over the paged slots of their sequence, by the one visibility formula of DESIGN 2 B.
+"""Attention of rows over the paged slots of their sequence, by one visibility formula (docs/design.md, 2).
 
 R rows of one sequence, N slots of its block table in order, H query heads, G key-value heads, K head size. Row r sees
 slot j < prefix, and slot prefix + i for each set bit i of its ancestors, within the window. This is the torch reference

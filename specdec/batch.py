@@ -17,7 +17,7 @@ from specdec.sequence import Span
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`prefix_R` and `ancestors_R` say which slots a row sees (DESIGN 2 B); positions go by depth, slots by node.
+    """`prefix_R` and `ancestors_R` say what a row sees (docs/design.md, 2); positions go by depth, slots by node.
 
     `blocks_SB` are the block tables, padded with the scrap block. `tables_S` are the same as plain integers, as are
     `rows_S`, each sequence's (first row, past the last row), and `lengths_S`, how many slots its rows may see: planning

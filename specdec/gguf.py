@@ -185,10 +185,10 @@ def _read_tensor(reader: _Reader) -> tuple[str, GgufTensor]:
 
 def weights(file: GgufFile) -> Iterator[tuple[str, Tensor]]:
     """Every weight as fp32 under its Hugging Face name. Raises `ModelError` for a tensor that has none here."""
-    heads = {
-        "self_attn.q_proj": file.metadata.get("llama.attention.head_count"),
-        "self_attn.k_proj": file.metadata.get("llama.attention.head_count_kv"),
-    }
+    heads = {}
+    if file.family == "llama":
+        heads["q_proj"] = file.metadata["llama.attention.head_count"]
+        heads["k_proj"] = file.metadata.get("llama.attention.head_count_kv", heads["q_proj"])
     with file.path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
         for source, tensor in file.tensors.items():
             name = _name(file, source)
@@ -199,9 +199,13 @@ def weights(file: GgufFile) -> Iterator[tuple[str, Tensor]]:
             except NotImplementedError as error:
                 raise ModelError(f"{file.path}: {source}: {error}") from None
             weight = torch.from_numpy(values)
-            module = name.split(".", 3)[-1].rpartition(".")[0]
-            if file.family == "llama" and heads.get(module):
-                weight = _half_split(weight, int(heads[module] or 0))
+            module = name.split(".")[-2]
+            if module in heads and weight.shape[0] % (2 * heads[module]):
+                raise ModelError(
+                    f"{file.path}: {source} has {weight.shape[0]} rows, which {heads[module]} heads cannot share"
+                )
+            if module in heads:
+                weight = _half_split(weight, heads[module])
             if file.family == "gemma3" and module.endswith("norm"):
                 weight = weight - 1.0  # stored as 1 + w
             yield name, weight

@@ -21,7 +21,7 @@ Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Completion:
     """One finished text. `finish_reason` is "stop", "length" or "error" (then `error` says what happened, and the text
     ends where it did); `seed` draws the same text again; `acceptance` counts what drafts gave."""
 
@@ -41,7 +41,7 @@ class Result:
 
     prompt_tokens: int
     cached_tokens: int
-    choices: tuple[Choice, ...]
+    choices: tuple[Completion, ...]
 
     @property
     def text(self) -> str:
@@ -80,7 +80,7 @@ class LLM:
     @overload
     def generate(
         self,
-        prompts: Sequence[Prompt],
+        prompts: list[str] | list[list[int]],
         sampling: Sampling | None = None,
         stopping: Stopping | None = None,
         *,
@@ -89,7 +89,7 @@ class LLM:
     ) -> list[Result]: ...
     def generate(
         self,
-        prompts: str | Sequence[Prompt],
+        prompts: str | list[str] | list[list[int]],
         sampling: Sampling | None = None,
         stopping: Stopping | None = None,
         *,
@@ -202,7 +202,7 @@ def _result(sequences: Sequence[TokenSequence], emissions: Sequence[Emission]) -
     for seq in sequences:
         parts = [emission for emission in emissions if emission.seq is seq]
         choices.append(
-            Choice(
+            Completion(
                 "".join(part.text for part in parts),
                 tuple(token for part in parts for token in part.tokens),
                 seq.finish_reason or "abort",

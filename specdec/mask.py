@@ -35,7 +35,7 @@ class TokenMask:
         """The words of `row`, all zero (nothing allowed), for the caller to set. Raises IndexError outside the mask."""
         if not 0 <= row < self.num_rows:
             raise IndexError(f"mask row {row} is outside 0..{self.num_rows - 1}")
-        words = self.words_LW[row]
+        words: NDArray[np.int32] = self.words_LW[row]
         words[:] = 0
         self._claimed.add(row)
         return words

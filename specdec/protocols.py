@@ -90,7 +90,7 @@ class Attend(Protocol):
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """`[R, H, K]`: each row attends to the slots it may see (DESIGN 2 B)."""
+        """`[R, H, K]`: each row attends to the slots it may see (docs/design.md, 2)."""
         ...
 
 

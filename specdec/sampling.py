@@ -61,7 +61,7 @@ def compared(
 def scores(
     logits_V: NDArray[np.float32], seq: Sequence, path: Seq[int], allowed_V: NDArray[np.bool_] | None
 ) -> NDArray[np.float32]:
-    """fp32 scores `[V]` of one row: penalties, logit_bias, bans, grammar mask, in this order (DESIGN 2 C).
+    """fp32 scores `[V]` of one row: penalties, logit_bias, bans, grammar mask, in this order (docs/design.md, 3).
 
     `path` are the draft tokens between the last known token and the row. The logits are not changed. Raises `DeadEnd`
     where everything is forbidden and `NumericalError` where the logits hold NaN.

@@ -31,7 +31,7 @@ class DraftTree:
         return max(0, len(self.tokens) - 1)
 
     def ancestors(self) -> list[int]:
-        """For each node the bitset of its path: itself, its ancestors and the root (bit 0). DESIGN 2 B."""
+        """For each node the bitset of its path: itself, its ancestors and the root (bit 0). See docs/design.md, 2."""
         bits: list[int] = []
         for node, parent in enumerate(self.parents):
             bits.append((bits[parent] if parent >= 0 else 0) | 1 << node)

@@ -2,6 +2,9 @@
 
 import os
 
+# Tiny models gain nothing from a second thread, and lose much where other work runs beside the tests.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -159,14 +160,26 @@ def run(engine: Engine, requests: Seq[Request], *, check: bool = True) -> dict[t
     return emissions
 
 
-def texts(emissions: dict[tuple[str, int], list[Emission]]) -> dict[tuple[str, int], tuple[object, ...]]:
-    """What a caller sees of each sequence: token ids, text, finish reason."""
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a caller sees of a sequence."""
+
+    tokens: tuple[int, ...]
+    text: str
+    finish_reason: str | None
+    stop_reason: str | int | None
+    logprob_tokens: tuple[int, ...]
+
+
+def texts(emissions: dict[tuple[str, int], list[Emission]]) -> dict[tuple[str, int], Outcome]:
+    """What a caller sees of each sequence."""
     return {
-        key: (
+        key: Outcome(
             tuple(token for emission in parts for token in emission.tokens),
             "".join(emission.text for emission in parts),
             parts[-1].finish_reason,
             parts[-1].stop_reason,
+            tuple(logprob.token for emission in parts for logprob in emission.logprobs),
         )
         for key, parts in emissions.items()
     }

@@ -154,7 +154,8 @@ class _Keys:
         self.raw, self.defaults, self.where = raw, defaults, where
 
     def wrong(self, key: str, value: object, right: str) -> ModelError:
-        return ModelError(f"{self.where}: {key} must be {right}, got {value!r}")
+        shown = " ".join(repr(value).split())[:80]
+        return ModelError(f"{self.where}: {key} must be {right}, got {shown}")
 
     def value(self, key: str, default: object = None) -> Any:
         value = self.raw.get(key)

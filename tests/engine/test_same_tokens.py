@@ -17,7 +17,7 @@ from specdec.grammar.spec import JsonSchema, Regex, Spec
 from specdec.protocols import Drafter
 from specdec.request import Request, Sampling, Stopping
 from tests.drafters_for_tests import OracleDrafter, RandomDrafter
-from tests.fakes import run, texts
+from tests.fakes import Outcome, run, texts
 from tests.grammar.small_tokenizer import END_IDS, VOCAB_SIZE, compiler, encode
 from tests.tiny import tiny_engine
 
@@ -59,7 +59,7 @@ CONFIGS = {
     "uncached": EngineConfig(MAX_MODEL_LEN, ROOMY, block_size=2, max_drafts=62, prefix_caching=False),
 }
 TOKEN_BYTES = [bytes([97 + token % 26]) for token in range(VOCAB_SIZE)]
-Texts = dict[tuple[str, int], tuple[object, ...]]
+Texts = dict[tuple[str, int], Outcome]
 
 
 def requests(spec: Spec | None, sampling: Sampling) -> list[Request]:
@@ -94,7 +94,7 @@ def drafters(family: str, spec: str, sampling: str) -> dict[str, Drafter]:
     """One line a drafter."""
     asked = requests(SPECS[spec], SAMPLINGS[sampling])
     told = root_only(family, spec, sampling)
-    truth = {asked[int(key[0][1:])].prompt: told[key][0] for key in told if key[1] == 0}
+    truth = {asked[int(key[0][1:])].prompt: told[key].tokens for key in told if key[1] == 0}
     return {
         "none": NoDrafter(),
         "ngram": NgramDrafter(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from specdec.errors import ConfigError, InvalidRequest
+from specdec.grammar import ebnf_process
 from specdec.grammar.compile import MAX_CACHED, Compiler
 from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Regex, Spec
 from specdec.mask import TokenMask
@@ -29,6 +31,8 @@ from tests.grammar.small_tokenizer import (
     small_tokenizer,
 )
 
+NARROW = TOOL - 9
+
 
 @pytest.mark.parametrize(
     ("spec", "param", "code", "words"),
@@ -38,6 +42,13 @@ from tests.grammar.small_tokenizer import (
         (JsonSchema({"type": "string", "format": "shoe-size"}), "schema", "unsupported_schema", "shoe-size"),
         (JsonSchema({"$ref": "https://example.org/s"}), "schema", "unsupported_schema", "example.org"),
         (JsonSchema({"type": "string", "pattern": "(?=a)b"}), "schema", "unsupported_schema", "look-around"),
+        (
+            JsonSchema({"items": {"type": "object", "minProperties": 2}}),
+            "schema",
+            "unsupported_schema",
+            "minProperties",
+        ),
+        (JsonSchema({"oneOf": [{"minimum": 1}, {"maximum": 2}]}), "schema", "unsupported_schema", "oneOf"),
         (JsonSchema({"type": "foo"}), "schema", "invalid_schema", "foo"),
         (JsonSchema({"properties": 3}), "schema", "invalid_schema", "properties must be an object"),
         (JsonSchema({"$ref": "#/$defs/none"}), "schema", "invalid_schema", "none"),
@@ -63,7 +74,7 @@ def test_what_cannot_be_enforced_is_refused_by_name(spec: Spec, param: str, code
     assert (error.param, error.code) == (param, code)
     assert words in error.message
     assert len(error.message) <= 300
-    for noise in ("\n", ".cc:", "start:", "non-verbose"):
+    for noise in ("\n", ".cc:", "start:", "non-verbose", "Enable"):
         assert noise not in error.message
     with pytest.raises(InvalidRequest) as renamed:
         compiler().compile(spec, "response_format.json_schema.schema")
@@ -72,7 +83,18 @@ def test_what_cannot_be_enforced_is_refused_by_name(spec: Spec, param: str, code
 
 @pytest.mark.parametrize(
     "spec",
-    [Regex(""), Regex("a|"), Choice(["x"]), Ebnf('root ::= "a" | ""'), JsonObject(), JsonSchema("{}"), Regex("a|b")],
+    [
+        Regex(""),
+        Regex("a|"),
+        Choice(["x"]),
+        Ebnf('root ::= "a" | ""'),
+        JsonObject(),
+        JsonSchema("{}"),
+        Regex("a|b"),
+        JsonSchema({"type": "object", "minProperties": 1}),
+        JsonSchema({"type": "object", "minProperties": 2, "required": ["a", "b"]}),
+        JsonSchema({"type": "object", "properties": {f"p{i}": {} for i in range(1_900)}}),
+    ],
     ids=str,
 )
 def test_what_can_be_written_compiles(spec: Spec) -> None:
@@ -112,14 +134,27 @@ def test_a_file_that_is_no_tokenizer_is_named() -> None:
         Compiler('{"model": 3}', VOCAB_SIZE, END_IDS, SPECIAL_IDS).compile(JsonObject())
 
 
-@pytest.mark.parametrize("ends", [(40,), (40, VOCAB_SIZE - 1), (END, TOOL)], ids=str)
-@pytest.mark.parametrize("spec", [Regex("(?s).{2}"), Ebnf("root ::= [^x] [^x]")], ids=["llguidance", "xgrammar"])
-def test_any_token_may_be_the_end_and_is_then_nothing_else(ends: tuple[int, ...], spec: Spec) -> None:
-    constraint = Compiler(small_tokenizer().to_str(), VOCAB_SIZE, ends, SPECIAL_IDS).compile(spec).start()
-    mask = TokenMask(1, VOCAB_SIZE)
+@pytest.mark.parametrize(
+    ("spec", "ends", "vocab_size"),
+    [
+        (Regex("(?s).{2}"), (40,), VOCAB_SIZE),
+        (Regex("(?s).{2}"), (40, VOCAB_SIZE - 1), VOCAB_SIZE),
+        (Regex("(?s).{2}"), (END, TOOL), VOCAB_SIZE),
+        (Regex("(?s).{2}"), (40,), NARROW),
+        (Ebnf("root ::= [^x] [^x]"), (40,), NARROW),
+    ],
+    ids=str,
+)
+def test_any_token_may_be_the_end_and_logits_may_be_of_any_width(
+    spec: Spec, ends: tuple[int, ...], vocab_size: int
+) -> None:
+    """The end may be text or padding elsewhere; a tokenizer may hold added tokens that the model has no row for."""
+    constraint = Compiler(small_tokenizer().to_str(), vocab_size, ends, SPECIAL_IDS).compile(spec).start()
+    mask = TokenMask(1, vocab_size)
     constraint.mask(root(0), 0, mask)
     assert allowed(mask)[41]
     assert not any(allowed(mask)[end] for end in ends)
+    assert not int(mask.words_LW.view(np.uint32)[0, -1]) >> (vocab_size & 31 or 32)
     constraint.advance([41, 42])
     constraint.mask(root(0), 0, mask)
     assert tuple(np.flatnonzero(allowed(mask))) == ends
@@ -128,17 +163,6 @@ def test_any_token_may_be_the_end_and_is_then_nothing_else(ends: tuple[int, ...]
 def test_one_end_token_must_be_the_tokenizers() -> None:
     with pytest.raises(ConfigError, match="none of the end tokens"):
         Compiler(small_tokenizer().to_str(), VOCAB_SIZE, (VOCAB_SIZE - 1,), SPECIAL_IDS).compile(JsonObject())
-
-
-def test_logits_may_be_narrower_than_the_tokenizer() -> None:
-    """A tokenizer may hold added tokens that the model has no row for."""
-    narrow = TOOL - 9
-    for spec in (JsonObject(), Ebnf("root ::= [a-z ]*")):
-        constraint = Compiler(small_tokenizer().to_str(), narrow, END_IDS, SPECIAL_IDS).compile(spec).start()
-        mask = TokenMask(1, narrow)
-        constraint.mask(root(0), 0, mask)
-        assert allowed(mask).any()
-        assert not int(mask.words_LW.view(np.uint32)[0, -1]) >> (narrow & 31 or 32)
 
 
 DEEP = 100_000
@@ -152,8 +176,9 @@ DEEP = 100_000
         lambda: JsonSchema('{"items":' * 80 + "{}" + "}" * 80),
         lambda: JsonSchema('{"description":"' + "x" * 300_000 + '"}'),
         lambda: JsonSchema({"enum": list(range(200_000))}),
-        lambda: JsonSchema({"properties": {f"p{i}": {} for i in range(6_000)}}),
-        lambda: JsonSchema({"anyOf": [{"const": i} for i in range(6_000)]}),
+        lambda: JsonSchema({"properties": {f"p{i}": {} for i in range(2_100)}}),
+        lambda: JsonSchema({"anyOf": [{"const": i} for i in range(2_100)]}),
+        lambda: JsonSchema({"enum": [{"a": i} for i in range(2_100)]}),
         lambda: Regex("(" * 9_000),
         lambda: Choice([f"option {i}" for i in range(6_000)]),
         lambda: Choice(["x" * 65_000]),
@@ -285,3 +310,23 @@ assert "xgrammar" in sys.modules
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_grammar_that_takes_too_long_is_refused_and_the_next_one_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some 30 nullable rules take xgrammar longer than a second; a thousand, for ever."""
+    monkeypatch.setattr(ebnf_process, "COMPILE_SECONDS", 1.0)
+    rules = "".join(f"r{i} ::= r{i + 1} r{i + 1} | [a-z] r{i + 1}\n" for i in range(300))
+    fresh = new_compiler()
+    with pytest.raises(InvalidRequest) as caught:
+        fresh.compile(Ebnf(f'root ::= r0\n{rules}r300 ::= "a" | ""\n'))
+    assert (caught.value.param, caught.value.code) == ("text", "too_large")
+    assert "within 1 seconds" in caught.value.message
+    fresh.compile(Ebnf('root ::= "a"')).start()
+
+
+def test_the_process_ends_with_its_compiler() -> None:
+    process = ebnf_process.EbnfProcess()
+    child = process._process
+    del process
+    gc.collect()
+    assert child.poll() is not None

@@ -1,0 +1,145 @@
+"""What `specdec demo` shows: a record corrected under its schema, and an ordinary prompt, both with and without drafts.
+
+The record is asked of the model like anything else; nothing here knows what the answer will be.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from specdec.evals.exactness import Difference, difference
+from specdec.evals.prompts import EvalPrompt
+from specdec.evals.report import number
+from specdec.evals.runs import Pair, watch_pair
+from specdec.grammar.spec import JsonSchema
+from specdec.llm import LLM
+from specdec.request import Sampling, Stopping
+
+RECORD: dict[str, Any] = {
+    "order_number": 40817,
+    "customer_name": "Mara Lind",
+    "email": "mara.lind@example.org",
+    "street": "12 Harbour Road",
+    "city": "Bergen",
+    "country": "Norway",
+    "item": "standing lamp",
+    "quantity": 2,
+    "unit_price": 49.5,
+    "paid": True,
+}
+FIELD, CORRECTION = "quantity", 3
+REPEATS = 3
+MAX_TOKENS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One prompt answered both ways on a warm engine."""
+
+    prompt: EvalPrompt
+    pair: Pair
+    difference: Difference | None
+
+
+def schema() -> dict[str, Any]:
+    """A JSON Schema of records with the fields of `RECORD`, in its order, all of them required."""
+    kinds: dict[type, dict[str, Any]] = {
+        str: {"type": "string", "maxLength": 40},
+        int: {"type": "integer", "minimum": 0, "maximum": 99999},
+        float: {"type": "number", "minimum": 0, "maximum": 99999},
+        bool: {"type": "boolean"},
+    }
+    return {
+        "type": "object",
+        "properties": {name: kinds[type(value)] for name, value in RECORD.items()},
+        "required": list(RECORD),
+        "additionalProperties": False,
+    }
+
+
+def prompts() -> list[EvalPrompt]:
+    """The record's correction, and an ordinary question."""
+    record = json.dumps(RECORD, separators=(",", ":"))
+    correct = (
+        f"Here is a record:\n{record}\n"
+        f"Change the {FIELD} to {CORRECTION}. Print the whole record again with this one change."
+    )
+    ask = "What does a lighthouse keeper do? Answer in a few sentences."
+    return [
+        EvalPrompt(
+            "a record under its schema",
+            "json",
+            ({"role": "user", "content": correct},),
+            JsonSchema(schema(), whitespace="compact"),
+        ),
+        EvalPrompt("an ordinary prompt", "chat", ({"role": "user", "content": ask},)),
+    ]
+
+
+def run_demo(llm: LLM, console: Console) -> list[Shown]:
+    """Answer both prompts both ways, in turns, and print what came of it. Raises what ended a text early, if so."""
+    wanted = prompts()
+    shown = []
+    with console.status("answering with and without drafts, in turns"):
+        for prompt in wanted:
+            request = llm.request(
+                llm.chat_prompt(prompt.messages),
+                Sampling(temperature=0.0, seed=0),
+                Stopping(max_tokens=MAX_TOKENS),
+                constraint=prompt.constraint,
+            )
+            pair = watch_pair(llm.loaded.engine, request, repeats=REPEATS)
+            for run in (pair.plain, pair.drafted):
+                if run.error is not None:
+                    raise run.error
+            parted = difference(llm.loaded.engine, pair.plain.seq, pair.drafted.tokens)
+            shown.append(Shown(prompt, pair, parted))
+    _print(console, llm.loaded.name, shown)
+    return shown
+
+
+def _print(console: Console, model: str, shown: list[Shown]) -> None:
+    for part in shown:
+        run = part.pair.drafted
+        console.print(f"[bold]{part.prompt.id}[/bold]")
+        console.print(part.prompt.messages[-1]["content"], style="dim", markup=False, highlight=False)
+        if part.prompt.constraint is not None and run.seq.finish_reason == "stop":
+            console.print_json(run.text)
+        else:
+            console.print(run.text, markup=False, highlight=False)
+        console.print()
+    table = Table(title=f"{model}, temperature 0, medians of {REPEATS} runs in turns", title_justify="left", box=None)
+    table.add_column("")
+    for part in shown:
+        table.add_column(part.prompt.id, justify="right")
+    rows = zip(*(_numbers(part.pair) for part in shown), strict=True)
+    for name, row in zip(("tokens", "tokens/forward", "tokens/s with drafts", "without", "speedup"), rows, strict=True):
+        table.add_row(name, *row)
+    table.add_row("same text", *(_same(part.difference) for part in shown))
+    console.print(table)
+
+
+def _numbers(pair: Pair) -> tuple[str, ...]:
+    drafted, plain = pair.drafted, pair.plain
+    drafted_speed = drafted.num_decoded / pair.drafted_seconds if pair.drafted_seconds else None
+    plain_speed = plain.num_decoded / pair.plain_seconds if pair.plain_seconds else None
+    return (
+        str(len(drafted.tokens)),
+        number(len(drafted.tokens) / drafted.acceptance.draws),
+        number(drafted_speed, 1),
+        number(plain_speed, 1),
+        number(drafted_speed / plain_speed if drafted_speed and plain_speed else None),
+    )
+
+
+def _same(parted: Difference | None) -> str:
+    if parted is None:
+        return "yes"
+    gap = f"{parted.gap:.6f}" if math.isfinite(parted.gap) else "none"
+    return f"up to token {parted.index} (gap {gap})"

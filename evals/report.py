@@ -1,0 +1,98 @@
+"""Reports as tables for a terminal. Knows the JSON that the evals make, and nothing of how it was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.table import Table
+
+Report = Mapping[str, Any]
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A number for a cell; a dash where there is none."""
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def acceptance_tables(report: Report) -> list[Table]:
+    """Of an acceptance report: by prompt, by category with the totals, and by position."""
+    prompts = _table("prompt", "category", "tokens", *_SPEED, "ended by", "same text")
+    for prompt in report["prompts"]:
+        name = f"{prompt['id']} (loops)" if prompt["loops"] else prompt["id"]
+        ended = prompt["error"] or prompt["finish_reason"]
+        same = _parted(prompt["first_difference"])
+        prompts.add_row(name, prompt["category"], str(prompt["tokens"]), *_speed(prompt), ended, same)
+    groups = _table("category", "prompts", "tokens", *_SPEED, "same text")
+    for name, part in report["categories"].items():
+        groups.add_row(name, *_group(part))
+    groups.add_section()
+    groups.add_row("all", *_group(report))
+    if report["looping"]:
+        groups.add_row("all that do not loop", *_group(report["without_looping"]))
+    tables = [prompts, groups]
+    if report["accepted_per_position"]:
+        positions = _table("draft position", *(str(d + 1) for d in range(len(report["accepted_per_position"]))))
+        positions.add_row("accepted", *(number(share) for share in report["accepted_per_position"]))
+        tables.append(positions)
+    return tables
+
+
+def bench_tables(report: Report) -> list[Table]:
+    """Of a bench report: a step's milliseconds by rows, and where they go if that was asked for."""
+    kinds = {
+        "greedy": "rows_ms",
+        "temperature 0.8, top-p 0.95": "rows_ms_sampled",
+        "inside a JSON string": "rows_ms_schema",
+    }
+    rows = list(report["rows_ms"])
+    steps = _table(f"ms a step at context {report['context']}", *(f"{row} rows" for row in rows))
+    for kind, key in kinds.items():
+        steps.add_row(kind, *(number(report[key][row]) for row in rows))
+    prefill = _table("prompt tokens", "tokens/s")
+    prefill.add_row(str(report["prefill_tokens"]), number(report["prefill_tokens_per_s"], 1))
+    tables = [steps, prefill]
+    for kind, key in kinds.items() if "profile" in report else ():
+        by_row = report["profile"][key]
+        areas = dict.fromkeys(area for found in by_row.values() for area in found)
+        profile = _table(f"ms by area, profiled: {kind}", *(f"{row} rows" for row in rows))
+        for area in areas:
+            profile.add_row(area, *(number(by_row[row].get(area, 0.0)) for row in rows))
+        profile.add_row("sum", *(number(sum(by_row[row].values())) for row in rows))
+        tables.append(profile)
+    return tables
+
+
+_SPEED = ("tokens/forward", "tokens/s", "without drafts", "speedup")
+
+
+def _speed(part: Report) -> tuple[str, ...]:
+    return (
+        number(part["tokens_per_forward"]),
+        number(part["tokens_per_second"], 1),
+        number(part["plain_tokens_per_second"], 1),
+        number(part["speedup"]),
+    )
+
+
+def _group(part: Report) -> tuple[str, ...]:
+    return (
+        str(part["requests"]),
+        str(part["tokens"]),
+        *_speed(part),
+        f"{part['equal_texts']} of {part['requests']}",
+    )
+
+
+def _parted(difference: Report | None) -> str:
+    if difference is None:
+        return "yes"
+    return f"to token {difference['index']} (gap {number(difference['gap'], 6)})"
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for place, column in enumerate(columns):
+        text = place == 0 or column in ("category", "ended by", "same text")
+        table.add_column(column, justify="left" if text else "right", no_wrap=place == 0)
+    return table

