@@ -124,16 +124,16 @@ class Engine:
             if not seq.finished:
                 seq.finish_reason = "abort"
                 self.scheduler.release(seq)
-                self.drafter.forget(seq)
+                self._forget([seq])
                 self.metrics.count_finish("abort")
                 emissions.append(Emission(seq, text=seq.text.close(), finish_reason="abort"))
+        self._gauge()
         return emissions
 
     def step(self) -> list[Emission]:
         """One forward of the target over every known token and every guess; what it added to each sequence."""
         grants = self.scheduler.schedule()  # integers only: who runs, how many known rows, how many draft nodes
-        for seq in self.scheduler.preempted:
-            self.drafter.forget(seq)
+        self._forget(self.scheduler.preempted)
         if not grants:
             return []
         failures: dict[int, SpecdecError] = {}  # of constraints, by place in the batch
@@ -154,7 +154,10 @@ class Engine:
         emissions = [self._commit(span, agreed) for span, agreed in zip(spans, walks, strict=True)]
         # Learn before blocks are published: a published block holds the drafter's keys and values too.
         self._observe(spans, batch, forward.taps, [agreed.nodes for agreed in walks])
+        self._forget([span.seq for span in spans if span.seq.finished])
         self.scheduler.settle(spans)
+        self.metrics.steps += 1
+        self.metrics.preemptions += len(self.scheduler.preempted)
         self._gauge()
         return [emission for emission in emissions if emission.tokens or emission.finish_reason]
 
@@ -164,7 +167,7 @@ class Engine:
         """The drafter's trees, distrusted: what is malformed, or the whole step's if it raises, shrinks to the root."""
         roots = [root(grant.seq.tokens[-1]) if grant.at_frontier else EMPTY for grant in grants]
         try:
-            trees = self.drafter.draft(grants)
+            trees: list[object] = list(self.drafter.draft(grants))
         except Exception:
             logger.exception("the drafter failed; this step goes on without drafts")
             self.metrics.drafter_errors += 1
@@ -174,7 +177,10 @@ class Engine:
             return roots
         return [self._usable(tree, plain) for tree, plain in zip(trees, roots, strict=True)]
 
-    def _usable(self, tree: DraftTree, plain: DraftTree) -> DraftTree:
+    def _usable(self, tree: object, plain: DraftTree) -> DraftTree:
+        if not isinstance(tree, DraftTree):
+            self._distrust(f"it is a {type(tree).__name__}")
+            return plain
         problem = tree.problem(self.runner.vocab_size)
         if problem is None and tree.tokens[:1] != plain.tokens:
             problem = "its root is not the last known token"
@@ -264,7 +270,6 @@ class Engine:
         )
 
     def _finish(self, seq: Sequence, reason: str) -> None:
-        self.drafter.forget(seq)
         self.metrics.count_finish(reason)
         siblings = self._sequences.get(seq.request_id, [])
         if all(other.finished for other in siblings):
@@ -277,6 +282,15 @@ class Engine:
             logger.exception("the drafter failed to observe a step")
             self.metrics.drafter_errors += 1
 
+    def _forget(self, sequences: Seq[Sequence]) -> None:
+        """After the last `observe`, or what the drafter learns there would stay for ever."""
+        for seq in sequences:
+            try:
+                self.drafter.forget(seq)
+            except Exception:
+                logger.exception("the drafter failed to forget a sequence")
+                self.metrics.drafter_errors += 1
+
     # Counters
 
     def _count(self, span: Span, agreed: Walk, first: bool) -> None:
@@ -287,8 +301,9 @@ class Engine:
             metrics.prefix_hits += seq.num_cached
             metrics.cached_prompt_tokens += seq.num_cached
         metrics.generation_tokens += len(agreed.tokens)
-        for acceptance in (seq.acceptance, metrics.acceptance):
-            acceptance.count(span.tree.num_drafts, len(agreed.nodes))
+        if agreed.tokens:
+            for acceptance in (seq.acceptance, metrics.acceptance):
+                acceptance.count(span.tree.num_drafts, len(agreed.nodes))
         match seq.error:
             case DeadEnd():
                 metrics.dead_ends += 1
@@ -299,8 +314,6 @@ class Engine:
 
     def _gauge(self) -> None:
         metrics, scheduler = self.metrics, self.scheduler
-        metrics.steps += 1
-        metrics.preemptions += len(scheduler.preempted)
         metrics.running, metrics.waiting = len(scheduler.running), len(scheduler.waiting)
         metrics.kv_blocks_total = scheduler.pool.num_blocks - 1
         metrics.kv_blocks_used = metrics.kv_blocks_total - scheduler.pool.num_available

@@ -53,7 +53,8 @@ class Scheduler:
         """After commit: publish the full blocks, give back those past `num_computed`, release the finished."""
         for span in spans:
             seq = span.seq
-            self._publish(seq)
+            if seq.finish_reason != "error":  # the keys may be what failed
+                self._publish(seq)
             if seq.finished:
                 self.release(seq)
             else:
