@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Sequence as Seq
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from specdec.build import Options
+from specdec.errors import InvalidRequest
 from specdec.evals.acceptance import Outcome, loops, measure, report, summary
 from specdec.evals.exactness import Difference
 from specdec.evals.prompts import EvalPrompt
@@ -24,6 +24,12 @@ from specdec.request import Request, Sampling, Stopping
 from specdec.sequence import Sequence
 from tests.fakes import letters
 from tests.server.conftest import write_model
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    options = Options(device="cpu", dtype="float32", max_model_len=256, kv_cache_tokens=512)
+    return LLM(str(write_model(tmp_path_factory.mktemp("models") / "tiny")), options)
 
 
 def finished(trace: Seq[tuple[int, int]], seconds: float) -> Run:
@@ -106,9 +112,13 @@ def test_a_text_loops_when_a_cycle_comes_three_times_and_is_long(tokens: list[in
     assert loops(tokens) is expected
 
 
-def test_a_tiny_model_gives_a_whole_report_with_equal_texts(tmp_path: Path) -> None:
-    options = Options(device="cpu", dtype="float32", max_model_len=256, kv_cache_tokens=512)
-    llm = LLM(str(write_model(tmp_path / "tiny")), options)
+def test_a_prompt_that_does_not_fit_is_named(llm: LLM) -> None:
+    long = EvalPrompt("too long", "chat", ({"role": "user", "content": "x" * 300},))
+    with pytest.raises(InvalidRequest, match="too long: prompt: is 3"):
+        measure(llm, [long], Sampling(seed=1), Stopping())
+
+
+def test_a_tiny_model_gives_a_whole_report_with_equal_texts(llm: LLM) -> None:
     ask = ({"role": "user", "content": "abcabcabc"},)
     prompts = [
         EvalPrompt("free", "chat", ask),
