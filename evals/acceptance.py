@@ -13,6 +13,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
+from specdec.errors import InvalidRequest
 from specdec.evals.exactness import Difference, difference
 from specdec.evals.prompts import EvalPrompt, categories
 from specdec.evals.runs import Pair, watch_pair
@@ -43,13 +44,16 @@ def measure(
 ) -> list[Outcome]:
     """Answer every prompt root-only and with drafts, in turns, on one engine; `progress(done, total)` counts prompts.
 
-    Raises `InvalidRequest` for a prompt that does not fit the model.
+    Raises `InvalidRequest`, naming the prompt, for one that does not fit the model.
     """
     outcomes = []
     for done, prompt in enumerate(prompts, 1):
-        ids = llm.chat_prompt(prompt.messages)
-        request = llm.request(ids, sampling, stopping, constraint=prompt.constraint)
-        pair = watch_pair(llm.loaded.engine, request, repeats=repeats)
+        try:
+            ids = llm.chat_prompt(prompt.messages)
+            request = llm.request(ids, sampling, stopping, constraint=prompt.constraint)
+            pair = watch_pair(llm.loaded.engine, request, repeats=repeats)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{prompt.id}: {error.param}", error.message, code=error.code) from error
         parted = difference(llm.loaded.engine, pair.plain.seq, pair.drafted.tokens)
         outcomes.append(Outcome(prompt, pair, parted, loops(pair.plain.tokens)))
         if progress is not None:

@@ -20,6 +20,7 @@ from specdec.grammar.compile import Compiler
 from specdec.loader import Checkpoint, load, open_checkpoint
 from specdec.protocols import Drafter, Model
 from specdec.pull import cache_folder
+from specdec.quant import has_bf16, pack_bf16, pack_fp32, quantize_int8
 from specdec.request import Stopping
 from specdec.runner import TorchRunner
 from specdec.text import Detokenizer
@@ -199,8 +200,12 @@ def _load(
         dtype = torch.float32 if options.dtype == "float32" else torch.bfloat16
         return load(checkpoint, device=device, dtype=dtype, progress=progress), dtype
     model = load(checkpoint, dtype=torch.float32, progress=progress)
-    if options.quantize or options.dtype == "bfloat16":
-        raise ConfigError("quantize and dtype bfloat16 are not there yet")
+    if options.quantize:
+        quantize_int8(model)
+    elif options.dtype == "bfloat16" or (options.dtype is None and has_bf16()):
+        pack_bf16(model)
+    elif torch.backends.mkldnn.is_available():
+        pack_fp32(model)
     return model, torch.float32
 
 

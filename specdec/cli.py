@@ -363,20 +363,12 @@ def _sampling(llm: LLM, given: SamplingOptions) -> Sampling:
     from specdec.request import Sampling
 
     defaults = llm.loaded.generation_defaults
-
-    def value(name: str, fallback: float) -> float:
-        asked = getattr(given, name)
-        default = fallback if defaults.get(name) is None else float(defaults[name])
-        return default if asked is None else float(asked)
-
-    return Sampling(
-        temperature=value("temperature", 1.0),
-        top_p=value("top_p", 1.0),
-        top_k=int(value("top_k", 0)),
-        min_p=value("min_p", 0.0),
-        repetition_penalty=float(defaults.get("repetition_penalty") or 1.0),
-        seed=given.seed,
-    )
+    asked = {"temperature": given.temperature, "top_p": given.top_p, "top_k": given.top_k, "min_p": given.min_p}
+    values = {name: defaults.get(name) if value is None else value for name, value in asked.items()}
+    values["repetition_penalty"] = defaults.get("repetition_penalty")
+    if values["top_k"] == -1:  # how generation_config.json may say that all are kept
+        values["top_k"] = 0
+    return Sampling(seed=given.seed, **{name: value for name, value in values.items() if value is not None})
 
 
 def _stopping(given: SamplingOptions) -> Stopping:
