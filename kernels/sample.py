@@ -34,7 +34,7 @@ def noise_words(seed: int, position: int, vocab_size: int) -> NDArray[np.uint32]
     Token v takes half v & 1 (low first) of word (v >> 1) & 3 of block v >> 3, which is the stream's order on a
     little-endian machine. NumPy increments the counter before it draws, so block i has counter i + 1.
     """
-    # A fresh Philox asks the system for entropy first, even where it gets a key: setting the state of an old one does not.
+    # A fresh Philox asks the system for entropy even where it is given a key; an old one in a new state does not.
     stream = _streams.philox
     stream.state = {
         "bit_generator": "Philox",
