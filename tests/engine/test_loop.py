@@ -33,7 +33,7 @@ from specdec.errors import (
 )
 from specdec.protocols import Drafter, Forward
 from specdec.request import Request, Sampling, Stopping
-from specdec.sequence import Emission, Grant, Sequence, Span
+from specdec.sequence import Emission, Grant, Logprob, Sequence, Span
 from specdec.tree import EMPTY, MAX_DRAFTS, DraftTree, chain, root
 from tests.drafters_for_tests import OracleDrafter, RandomDrafter
 from tests.fakes import Automaton, HashRunner, hash_engine, letters, run, texts
@@ -51,6 +51,7 @@ CONFIGS = {
     "one at a time": replace(PLAIN, max_num_seqs=1),
 }
 Emissions = dict[tuple[str, int], list[Emission]]
+Seen = tuple[tuple[int, ...], str, str | None, str | int | None, tuple[Logprob, ...]]
 
 
 class Proposer:
@@ -141,16 +142,21 @@ def mixed_requests(count: int = 8) -> list[Request]:
     return requests
 
 
-def seen_by_caller(emissions: Emissions) -> dict[tuple[str, int], tuple[object, ...]]:
+def seen_by_caller(emissions: Emissions) -> dict[tuple[str, int], Seen]:
     """Tokens, text, reasons, and the log-probabilities."""
-    shown = texts(emissions)
     return {
-        key: (*shown[key], tuple(logprob for part in parts for logprob in part.logprobs))
-        for key, parts in emissions.items()
+        key: (
+            shown.tokens,
+            shown.text,
+            shown.finish_reason,
+            shown.stop_reason,
+            tuple(logprob for part in emissions[key] for logprob in part.logprobs),
+        )
+        for key, shown in texts(emissions).items()
     }
 
 
-def expected_of(requests: Seq[Request]) -> dict[tuple[str, int], tuple[object, ...]]:
+def expected_of(requests: Seq[Request]) -> dict[tuple[str, int], Seen]:
     """What a caller sees without drafts, in the plainest config. Computed once."""
     key = repr(requests)
     if key not in _EXPECTED:
@@ -158,13 +164,13 @@ def expected_of(requests: Seq[Request]) -> dict[tuple[str, int], tuple[object, .
     return _EXPECTED[key]
 
 
-_EXPECTED: dict[str, dict[tuple[str, int], tuple[object, ...]]] = {}
+_EXPECTED: dict[str, dict[tuple[str, int], Seen]] = {}
 
 
 def answers(requests: Seq[Request]) -> dict[tuple[int, ...], Seq[int]]:
     """How each prompt goes on, for `OracleDrafter`."""
     told = expected_of(requests)
-    return {request.prompt: told[f"r{number}", 0][0] for number, request in enumerate(requests)}  # type: ignore[misc]
+    return {request.prompt: told[f"r{number}", 0][0] for number, request in enumerate(requests)}
 
 
 def assert_empty(engine: Engine) -> None:
@@ -382,12 +388,14 @@ def test_choices_have_seeds_of_their_own() -> None:
         many = run(
             hash_engine(PLAIN, RandomDrafter(1, VOCAB_SIZE)), [Request((1, 2), Sampling(seed=seed), stopping, n=4)]
         )
-        shown = texts(many)
-        assert len({text for text, *_ in shown.values()}) == 4
+        shown = seen_by_caller(many)
+        assert len({text for _, text, *_ in shown.values()}) == 4
         seeds = [seed, *(splitmix64(seed + index) for index in range(1, 4))]
         for index, own in enumerate(seeds):
             assert many["r0", index][0].seq.seed == own
-            alone = texts(run(hash_engine(PLAIN, NoDrafter()), [Request((1, 2), Sampling(seed=own), stopping)]))
+            alone = seen_by_caller(
+                run(hash_engine(PLAIN, NoDrafter()), [Request((1, 2), Sampling(seed=own), stopping)])
+            )
             assert alone["r0", 0] == shown["r0", index]
 
 
@@ -410,8 +418,6 @@ STREAM = Request((5, 6, 7), Sampling(seed=9, logprobs=2), Stopping(max_tokens=40
 def stream() -> tuple[list[int], str]:
     """Forty tokens that `STREAM` draws, and their letters."""
     ((tokens, text, *_),) = expected_of([STREAM]).values()
-    assert isinstance(tokens, tuple)
-    assert isinstance(text, str)
     return list(tokens), text
 
 
@@ -460,12 +466,11 @@ def test_an_end_inside_an_accepted_run_cuts_all_together(include_stop: bool) -> 
             engine = hash_engine(PLAIN, drafter, end_tokens=end_tokens)
             emissions = run(engine, [request])
             got, shown, reason, why, logprobs = seen_by_caller(emissions)["r0", 0]
-            assert (list(got), shown, reason, why) == ended_at(stopping, end_tokens)  # type: ignore[call-overload]
-            assert isinstance(logprobs, tuple)
-            assert [logprob.token for logprob in logprobs] == list(got)  # type: ignore[call-overload]
+            assert (list(got), shown, reason, why) == ended_at(stopping, end_tokens)
+            assert [logprob.token for logprob in logprobs] == list(got)
             results.append((got, shown, reason, why, logprobs))
             seq = emissions["r0", 0][0].seq
-            assert seq.tokens == [*STREAM.prompt, *got]  # type: ignore[misc]
+            assert seq.tokens == [*STREAM.prompt, *got]
             assert list(logprobs) == seq.logprobs
             assert engine.metrics.generation_tokens == len(seq.logprobs) == seq.num_output
             assert seq.acceptance.accepted_tokens == sum(part.num_accepted for part in emissions["r0", 0])
@@ -488,7 +493,6 @@ def test_min_tokens_come_before_any_end() -> None:
         ]
         expected = expected_of(requests)
         for tokens, *_ in expected.values():
-            assert isinstance(tokens, tuple)
             assert min(token for token in tokens[:min_tokens]) >= 20
         assert {reason for _, _, reason, *_ in expected.values()} == {"stop"}
         engine = hash_engine(PLAIN, OracleDrafter(answers(requests), VOCAB_SIZE, branch_rate=0.5))
@@ -500,8 +504,8 @@ def test_a_text_ends_with_its_context() -> None:
     request = Request(tuple(range(10)), Sampling(seed=1), Stopping(ignore_eos=True))
     for drafter in (NoDrafter(), Proposer(WELL_FORMED["past the context's end"])):
         engine = hash_engine(config, drafter)
-        ((tokens, _, reason, _),) = texts(run(engine, [request])).values()
-        assert len(tokens) == 6  # type: ignore[arg-type]
+        ((tokens, _, reason, *_),) = seen_by_caller(run(engine, [request])).values()
+        assert len(tokens) == 6
         assert reason == "length"
     engine.add(Request(tuple(range(15)), Sampling(), Stopping()), "fits")
     with pytest.raises(ContextTooLong, match="prompt: is 16 tokens long, and the context of 16 must leave room"):
@@ -597,7 +601,6 @@ def test_an_abort_at_any_moment_frees_everything(config: str) -> None:
         assert_empty(engine)
         for key, parts in emissions.items():
             tokens = expected[key][0]
-            assert isinstance(tokens, tuple)
             got = tuple(token for part in parts for token in part.tokens)
             assert got == tokens[: len(got)]
 
@@ -684,7 +687,6 @@ def test_a_constraint_that_fails_ends_its_own_request_alone(method: str, length:
     emitted = sum(len(part.tokens) for part in emissions["r4", 0])
     assert emitted >= length
     good = expected_of([replace(bad, grammar=letters_only(*range(1, VOCAB_SIZE)))])["r0", 0][0]
-    assert isinstance(good, tuple)
     assert tuple(last.seq.tokens[3:]) == good[:emitted]
     shown = seen_by_caller(emissions)
     assert {key: value for key, value in shown.items() if key[0] != "r4"} == expected_of(others)
@@ -712,7 +714,7 @@ def test_a_dead_end_counts_only_where_the_text_goes(drafts: bool) -> None:
     assert isinstance(last.error, DeadEnd)
     assert str(last.error) == "no token is allowed at position 2"
     assert last.seq.tokens == [1, 3]
-    assert texts(emissions)["r1", 0][:2] == ((3,), "d")
+    assert seen_by_caller(emissions)["r1", 0][:2] == ((3,), "d")
     assert (engine.metrics.dead_ends, engine.metrics.constraint_errors) == (1, 0)
     if drafts:
         assert len(emissions["r1", 0]) == 1, "the dead end is found in the step that walks into it"
@@ -736,15 +738,16 @@ def test_what_the_grammar_leaves_no_choice_about_comes_before_bans(
     two_tokens = Automaton({0: {5: 1}, 1: {6: 2}}, {2: [0]})
     drafter = OracleDrafter({(1,): (5, 6, 0)}, VOCAB_SIZE) if drafts else NoDrafter()
     emissions = run(hash_engine(PLAIN, drafter), [Request((1,), Sampling(seed=1), stopping, two_tokens)])
-    assert texts(emissions) == {("r0", 0): expected}
+    assert seen_by_caller(emissions) == {("r0", 0): (*expected, ())}
 
 
 def test_a_grammar_that_may_go_on_does_so_until_min_tokens() -> None:
     stopping = Stopping(min_tokens=9, max_tokens=20)
     for seed in range(5):
         request = Request((1,), Sampling(seed=seed, logit_bias={0: 50.0}), stopping, letters_only(1, 2))
-        ((tokens, _, reason, _),) = texts(run(hash_engine(PLAIN, RandomDrafter(seed, VOCAB_SIZE)), [request])).values()
-        assert isinstance(tokens, tuple)
+        ((tokens, _, reason, *_),) = seen_by_caller(
+            run(hash_engine(PLAIN, RandomDrafter(seed, VOCAB_SIZE)), [request])
+        ).values()
         assert len(tokens) == 10
         assert set(tokens[:9]) <= {1, 2}
         assert (tokens[9], reason) == (0, "stop")
