@@ -84,10 +84,11 @@ def prompts() -> list[EvalPrompt]:
 
 def run_demo(llm: LLM, console: Console) -> list[Shown]:
     """Answer both prompts both ways, in turns, and print what came of it. Raises what ended a text early, if so."""
-    wanted = prompts()
     shown = []
-    with console.status("answering with and without drafts, in turns"):
-        for prompt in wanted:
+    for prompt in prompts():
+        console.print(f"[bold]{prompt.id}[/bold]")
+        console.print(prompt.messages[-1]["content"], style="dim", markup=False, highlight=False)
+        with console.status(f"answering {REPEATS} times with and without drafts, in turns"):
             request = llm.request(
                 llm.chat_prompt(prompt.messages),
                 Sampling(temperature=0.0, seed=0),
@@ -99,21 +100,17 @@ def run_demo(llm: LLM, console: Console) -> list[Shown]:
                 if run.error is not None:
                     raise run.error
             parted = difference(llm.loaded.engine, pair.plain.seq, pair.drafted.tokens)
-            shown.append(Shown(prompt, pair, parted))
-    _print(console, llm.loaded.name, shown)
+        shown.append(Shown(prompt, pair, parted))
+        if prompt.constraint is not None and pair.drafted.seq.finish_reason == "stop":
+            console.print_json(pair.drafted.text)
+        else:
+            console.print(pair.drafted.text, markup=False, highlight=False)
+        console.print()
+    console.print(_table(llm.loaded.name, shown))
     return shown
 
 
-def _print(console: Console, model: str, shown: list[Shown]) -> None:
-    for part in shown:
-        run = part.pair.drafted
-        console.print(f"[bold]{part.prompt.id}[/bold]")
-        console.print(part.prompt.messages[-1]["content"], style="dim", markup=False, highlight=False)
-        if part.prompt.constraint is not None and run.seq.finish_reason == "stop":
-            console.print_json(run.text)
-        else:
-            console.print(run.text, markup=False, highlight=False)
-        console.print()
+def _table(model: str, shown: list[Shown]) -> Table:
     table = Table(title=f"{model}, temperature 0, medians of {REPEATS} runs in turns", title_justify="left", box=None)
     table.add_column("")
     for part in shown:
@@ -122,7 +119,7 @@ def _print(console: Console, model: str, shown: list[Shown]) -> None:
     for name, row in zip(("tokens", "tokens/forward", "tokens/s with drafts", "without", "speedup"), rows, strict=True):
         table.add_row(name, *row)
     table.add_row("same text", *(_same(part.difference) for part in shown))
-    console.print(table)
+    return table
 
 
 def _numbers(pair: Pair) -> tuple[str, ...]:
