@@ -370,6 +370,15 @@ def test_help_is_quick_because_it_imports_nothing_heavy() -> None:
     assert result.stdout.splitlines()[-1] == "heavy:"
 
 
+@pytest.fixture
+def heeded_interrupts() -> Iterator[None]:
+    """Processes started meanwhile get Ctrl-C: what a shell runs in the background inherits that it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeded_interrupts")
 def test_ctrl_c_ends_with_130_and_no_traceback(folder: str) -> None:
     command = [sys.executable, "-m", "specdec", "generate", "x", folder, "--max-tokens", "900", "--seed", "2"]
     command += ["--regex", "[a-z]{900}", "--drafter", "none"]
