@@ -25,7 +25,7 @@ from specdec.errors import (
 from specdec.free import FREE_TEXT
 from specdec.mask import TokenMask
 from specdec.metrics import Metrics
-from specdec.policy import RowBudget
+from specdec.policy import Policy
 from specdec.protocols import Drafter, Runner
 from specdec.request import Request, Stopping
 from specdec.sampling import Picks
@@ -73,7 +73,7 @@ class Engine:
         self.drafter = drafter
         self.config = config
         self.scheduler = Scheduler(config)
-        self.policy = RowBudget(config.max_rows)
+        self.policy = policy or Policy(config.max_rows)
         self.metrics = Metrics()
         self._new_text = new_text
         self._end_tokens = frozenset(end_tokens)

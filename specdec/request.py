@@ -132,8 +132,11 @@ class Stopping:
 class Request:
     """One prompt with all that shapes its answer. `grammar` None is free text; `n` is the number of choices.
 
-    Raises `InvalidRequest` for a prompt that is empty or not of integers, an `n` outside 1 to 128, and a salt that is
-    not text.
+    `prediction` is what the caller expects the answer to be, in tokens: a guess that a suffix drafter looks things up
+    in (the OpenAI API's predicted outputs).
+
+    Raises `InvalidRequest` for a prompt that is empty or not of integers, a prediction not of integers, an `n` outside 1
+    to 128, and a salt that is not text.
     """
 
     prompt: tuple[int, ...]
@@ -142,9 +145,12 @@ class Request:
     grammar: Grammar | None = None
     n: int = 1
     cache_salt: str = ""
+    prediction: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.prompt, tuple) or not self.prompt or set(map(type, self.prompt)) != {int}:
             raise InvalidRequest("prompt", "must be a tuple of at least one token id")
+        if not isinstance(self.prediction, tuple) or not set(map(type, self.prediction)) <= {int}:
+            raise InvalidRequest("prediction", "must be a tuple of token ids")
         _integer("n", self.n, 1, MAX_CHOICES)
         _text("cache_salt", self.cache_salt)
