@@ -75,7 +75,8 @@ def _scores(engine: Engine, plain: Sequence, index: int) -> tuple[np.ndarray, Se
         while True:
             known = min(max(1, plain.num_prompt - seq.num_computed), config.max_rows)
             at_end = seq.num_computed + known == length
-            span = Span(seq, known, root(seq.tokens[-1]) if at_end else EMPTY, 0, 0)
+            tree = root(seq.tokens[-1]) if at_end else EMPTY
+            span = Span(seq, known, tree, 0, 0, seq.num_computed + known - 1)
             forward = engine.runner.forward(Batch.build([span], config.block_size))
             if at_end:
                 break
