@@ -55,6 +55,7 @@ class Engine:
     """Serves one target model. One thread calls `add`, `abort` and `step`, and never two of them at once.
 
     `end_tokens` is the model's whole list; `new_text` makes the detokeniser of a sequence.
+    Without a `policy` every guess that fits is verified.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Engine:
         *,
         new_text: Callable[[Stopping], Detokenizer],
         end_tokens: Seq[int],
+        policy: Policy | None = None,
     ) -> None:
         bad = [token for token in end_tokens if not 0 <= token < runner.vocab_size]
         if bad:
@@ -153,7 +155,9 @@ class Engine:
         self._move(spans, walks)
         emissions = [self._commit(span, agreed) for span, agreed in zip(spans, walks, strict=True)]
         # Learn before blocks are published: a published block holds the drafter's keys and values too.
-        self._observe(spans, batch, forward.taps, [agreed.nodes for agreed in walks])
+        paths = [agreed.nodes for agreed in walks]
+        self.policy.learn(spans, paths)
+        self._observe(spans, batch, forward.taps, paths)
         self._forget([span.seq for span in spans if span.seq.finished])
         self.scheduler.settle(spans)
         self.metrics.steps += 1
@@ -286,6 +290,7 @@ class Engine:
         """After the last `observe`, or what the drafter learns there would stay for ever."""
         for seq in sequences:
             try:
+                self.policy.forget(seq)
                 self.drafter.forget(seq)
             except Exception:
                 logger.exception("the drafter failed to forget a sequence")
@@ -326,6 +331,7 @@ class Engine:
             raise InvalidRequest("request_id", f"{request_id!r} is in use")
         for name, tokens in (
             ("prompt", request.prompt),
+            ("prediction", request.prediction),
             ("logit_bias", request.sampling.logit_bias),
             ("stop_token_ids", request.stopping.stop_token_ids),
         ):

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from specdec.free import FREE_TEXT
-from specdec.policy import RowBudget
+from specdec.policy import Policy
 from specdec.request import Request
 from specdec.sequence import Grant, Sequence
 from specdec.text import Detokenizer
@@ -39,7 +39,7 @@ def test_the_likeliest_nodes_are_kept_within_the_rows() -> None:
         trees = [random_tree(rng) for _ in grants]
         known = sum(each.known for each in grants)
         max_rows = known + rng.randrange(15)
-        kept = RowBudget(max_rows).trim(trees, grants)
+        kept = Policy(max_rows).trim(trees, grants)
         fitting = [tree.within(each.drafts, each.depth) for tree, each in zip(trees, grants, strict=True)]
         for tree, each in zip(kept, grants, strict=True):
             assert tree.problem(100) is None
@@ -53,17 +53,17 @@ def test_the_likeliest_nodes_are_kept_within_the_rows() -> None:
 def test_trees_that_fit_are_left_alone() -> None:
     trees = [chain(7, [1, 2], "a"), root(7), EMPTY]
     grants = [grant(1, 2, 2), grant(1, 0, 0), grant(3, 0, 0)]
-    assert all(a is b for a, b in zip(RowBudget(7).trim(trees, grants), trees, strict=True))
+    assert all(a is b for a, b in zip(Policy(7).trim(trees, grants), trees, strict=True))
 
 
 @pytest.mark.parametrize("max_rows", [1, 3, 4])
 def test_known_rows_come_first(max_rows: int) -> None:
     """Whatever room is left, known tokens are computed and the root stays."""
-    kept = RowBudget(max_rows).trim([chain(7, [1, 2], "a"), EMPTY], [grant(1, 2, 2), grant(3, 0, 0)])
+    kept = Policy(max_rows).trim([chain(7, [1, 2], "a"), EMPTY], [grant(1, 2, 2), grant(3, 0, 0)])
     assert kept == [root(7), EMPTY]
 
 
 def test_a_grant_without_drafts_gets_none() -> None:
     """Speculation switched off for one request costs no rows, whatever the drafter returns."""
-    kept = RowBudget(100).trim([chain(7, [1, 2], "a"), chain(7, [1, 2], "a")], [grant(1, 0, 0), grant(1, 2, 1)])
+    kept = Policy(100).trim([chain(7, [1, 2], "a"), chain(7, [1, 2], "a")], [grant(1, 0, 0), grant(1, 2, 1)])
     assert [tree.num_drafts for tree in kept] == [0, 1]
