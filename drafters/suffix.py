@@ -3,7 +3,7 @@ Knows no model.
 
 After Oliaro, Jia, Campos, Qiao, "SuffixDecoding" (arXiv 2411.04975): counts along the continuations of matching
 suffixes estimate how likely each is; the suffix length that promises most accepted tokens wins. Instead of a suffix
-tree, an index of short runs finds the occurrences, of which the most recent are compared: memory is a few words a token.
+tree, an index of short runs finds the occurrences and the most recent are compared: a few words of memory a token.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Options:
 
     `device` is "cpu" or "cuda"; `dtype` "float32" or "bfloat16"; `quantize` "int8" (CPU only) or None;
     `kv_cache_tokens` is the size of the KV pool in tokens; `drafter` is a comma-separated list of drafters; `policy` is
-    "auto" (verify the guesses that are worth their rows, by costs measured once) or "fixed" (verify up to `max_drafts`).
+    "auto" (verify guesses that are worth their rows, by costs measured once) or "fixed" (verify up to `max_drafts`).
     """
 
     device: str | None = None
@@ -126,7 +126,7 @@ def build(
     engine = Engine(runner, drafter, config, new_text=_new_text(tokenizer), end_tokens=ends)
     if options.policy == "auto":
         engine.policy = Policy(
-            config.max_rows, cost_table(engine, _facts(checkpoint, options, device), _costs_folder())
+            config.max_rows, cost_table(engine, _facts(checkpoint, options, device), cache_folder() / "costs")
         )
     logger.info(
         "%s on %s: context %d, KV cache of %d tokens, drafter %s",
@@ -194,10 +194,6 @@ def end_tokens(checkpoint: Checkpoint, vocab_size: int) -> tuple[int, ...]:
     if not ends:
         raise ModelError(f"{checkpoint.path}: the model names no end token below its vocabulary of {vocab_size}")
     return ends
-
-
-def _costs_folder() -> Path:
-    return cache_folder() / "costs"
 
 
 def _facts(checkpoint: Checkpoint, options: Options, device: str) -> dict[str, object]:

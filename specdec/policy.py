@@ -82,7 +82,7 @@ class Calibration:
     _sequences: dict[Sequence, dict[str, _Record]] = field(default_factory=dict)
 
     def survival(self, seq: Sequence, tree: DraftTree) -> list[float]:
-        """For each node the estimated probability that the walk reaches it: the product of its path. Siblings share 1."""
+        """For each node the estimated probability that the walk reaches it, along its path. Siblings share 1."""
         chances = [1.0] * len(tree)
         shared = [0.0] * len(tree)
         for node in range(1, len(tree)):

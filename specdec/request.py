@@ -135,8 +135,8 @@ class Request:
     `prediction` is what the caller expects the answer to be, in tokens: a guess that a suffix drafter looks things up
     in (the OpenAI API's predicted outputs).
 
-    Raises `InvalidRequest` for a prompt that is empty or not of integers, a prediction not of integers, an `n` outside 1
-    to 128, and a salt that is not text.
+    Raises `InvalidRequest` for a prompt that is empty or not of integers, a prediction not of integers, an `n` outside
+    1 to 128, and a salt that is not text.
     """
 
     prompt: tuple[int, ...]
