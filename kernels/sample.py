@@ -7,12 +7,24 @@ the same integers; its logarithms are taken in fp64 here. Gumbel-max coupling: D
 from __future__ import annotations
 
 import math
+import threading
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 GREEDY_BELOW = 1e-5
+_ZEROS_4 = np.zeros(4, np.uint64)
+
+
+class _Streams(threading.local):
+    """One generator a thread; it carries nothing from one draw to the next."""
+
+    def __init__(self) -> None:
+        self.philox = np.random.Philox(key=0)
+
+
+_streams = _Streams()
 NUCLEUS_CANDIDATES = 1024  # a nucleus larger than this is rare, and only then is the whole row sorted
 
 
@@ -22,8 +34,17 @@ def noise_words(seed: int, position: int, vocab_size: int) -> NDArray[np.uint32]
     Token v takes half v & 1 (low first) of word (v >> 1) & 3 of block v >> 3, which is the stream's order on a
     little-endian machine. NumPy increments the counter before it draws, so block i has counter i + 1.
     """
-    key = np.array([seed % 2**64, position], np.uint64)
-    words = np.random.Philox(key=key).random_raw((vocab_size + 1) // 2)
+    # A fresh Philox asks the system for entropy even where it is given a key; an old one in a new state does not.
+    stream = _streams.philox
+    stream.state = {
+        "bit_generator": "Philox",
+        "state": {"counter": _ZEROS_4, "key": np.array([seed % 2**64, position], np.uint64)},
+        "buffer": _ZEROS_4,
+        "buffer_pos": 4,
+        "has_uint32": 0,
+        "uinteger": 0,
+    }
+    words = stream.random_raw((vocab_size + 1) // 2)
     return np.asarray(words).astype("<u8", copy=False).view("<u4")[:vocab_size]
 
 

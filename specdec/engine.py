@@ -347,7 +347,7 @@ def make_spans(grants: Seq[Grant], trees: Seq[DraftTree]) -> list[Span]:
     spans: list[Span] = []
     row = logit = 0
     for grant, tree in zip(grants, trees, strict=True):
-        spans.append(Span(grant.seq, grant.known, tree, row, logit))
+        spans.append(Span(grant.seq, grant.known, tree, row, logit, grant.seq.num_computed + grant.known - 1))
         row += spans[-1].num_rows
         logit += len(tree)
     return spans

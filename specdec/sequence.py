@@ -106,23 +106,20 @@ class Grant:
 @dataclass(frozen=True, slots=True)
 class Span:
     """A grant with its tree, placed in a batch: rows `first_row ..` hold the known tokens, then nodes 1, 2, ...;
-    logits rows `first_logit ..` hold the nodes from the root on."""
+    logits rows `first_logit ..` hold the nodes from the root on. `root_slot` is the index in the sequence, and the KV
+    slot, of the last known token of the span: it stays what it was when the sequence has grown."""
 
     seq: Sequence
     known: int
     tree: DraftTree
     first_row: int
     first_logit: int
+    root_slot: int
 
     @property
     def num_rows(self) -> int:
         """Rows of the batch: known tokens and drafts."""
         return self.known + self.tree.num_drafts
-
-    @property
-    def root_slot(self) -> int:
-        """Index in the sequence (and KV slot) of the last known token of the span."""
-        return self.seq.num_computed + self.known - 1
 
 
 @dataclass(frozen=True, slots=True)

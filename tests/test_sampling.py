@@ -172,7 +172,7 @@ def picks_for(
     seq: Sequence, drafts: list[int], logits_LV: NDArray[np.float32], mask: TokenMask | None = None
 ) -> tuple[Picks, Span]:
     """One span at logits row 2: rows before it belong to somebody else."""
-    span = Span(seq, 1, chain(seq.tokens[-1], drafts, "x"), 0, 2)
+    span = Span(seq, 1, chain(seq.tokens[-1], drafts, "x"), 0, 2, len(seq.tokens) - 1)
     return Picks(torch.from_numpy(logits_LV), mask or TokenMask(len(logits_LV), VOCAB_SIZE)), span
 
 
