@@ -38,6 +38,6 @@ def _draft(grant: Grant) -> DraftTree:
         return EMPTY
     last = grant.seq.tokens[-1]
     room = min(grant.drafts, grant.depth)
-    if room <= 0 or not grant.seq.request.sampling.speculative:
+    if room <= 0:
         return root(last)
     return chain(last, grant.seq.constraint.forced()[:room], "forced", DECAY)
