@@ -640,7 +640,7 @@ def test_three_hundred_requests_leave_nothing_behind() -> None:
             engine.add(Request(prompt, Sampling(), Stopping(max_tokens=rng.randint(1, 14))), f"r{added}")
             live.append(f"r{added}")
             added += 1
-        if live and rng.random() < 0.1:
+        if live and rng.random() < 0.4:
             finished += len(engine.abort(live.pop(rng.randrange(len(live)))))
         finished += sum(part.finish_reason is not None for part in engine.step())
         if added % 10 == 0:
