@@ -13,9 +13,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from specdec.build import end_tokens, open_tokenizer
 from specdec.errors import ConstraintError
+from specdec.grammar.compile import Compiler
 from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Regex, Spec
 from specdec.grammar.walk import MatcherFailed, TreeConstraint, Vocabulary
+from specdec.loader import open_checkpoint
 from specdec.mask import TokenMask
 from specdec.protocols import Constraint
 from specdec.tree import DraftTree, chain, root
@@ -444,15 +447,29 @@ def test_a_failure_on_committed_tokens_is_final_and_costs_one_rebuild() -> None:
     assert len(rebuilt) == 1
 
 
+@pytest.mark.weights
 def test_a_large_open_object_can_be_written_to_its_end() -> None:
-    """Optional properties, other ones between them, and whitespace: some 200,000 items in a step."""
+    """Optional properties, other ones between them, and whitespace, with a vocabulary of the usual size: a step of
+    llguidance looks at some 200,000 items."""
+    checkpoint = open_checkpoint("smollm2-135m")
+    tokenizer, vocab_size = open_tokenizer(checkpoint), checkpoint.config.vocab_size
+    ends = end_tokens(checkpoint, vocab_size)
     text = '{ "p1": "abc", "p5": 17, "zz": {"k": [1, {"p1": "q"}]}, "a": "b"}'
     properties = {f"p{i}": {"type": ["string", "integer", "null"]} for i in range(1_900)}
-    constraint = start(JsonSchema({"type": "object", "properties": properties}))
-    for token in encode(text):
-        assert row_of(constraint)[token]
+    grammar = Compiler(tokenizer.json, vocab_size, ends, tokenizer.special_ids).compile(
+        JsonSchema({"type": "object", "properties": properties})
+    )
+    constraint = grammar.start()
+    for token in tokenizer.encode(text, add_special_tokens=False):
+        mask = TokenMask(1, vocab_size)
+        constraint.mask(root(0), 0, mask)
+        row = mask.allowed(0)
+        assert row is not None and row[token]
         constraint.advance([token])
-    assert row_of(constraint)[END_IDS[0]]
+    mask = TokenMask(1, vocab_size)
+    constraint.mask(root(0), 0, mask)
+    row = mask.allowed(0)
+    assert row is not None and row[list(ends)].all()
 
 
 def test_a_failure_in_one_text_does_not_reach_another() -> None:
