@@ -158,14 +158,22 @@ def test_a_row_where_nothing_is_allowed_is_a_dead_end() -> None:
         scores(row(), sequence([1], stopping=everything), [], None)
 
 
-def test_a_row_that_is_not_a_number_is_an_error_where_it_can_be_drawn() -> None:
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_row_that_is_not_all_numbers_is_an_error_even_where_a_mask_hides_it(value: float) -> None:
     logits_V = row()
-    logits_V[5] = math.nan
+    logits_V[5] = value
     with pytest.raises(NumericalError, match="logits at position 2 are not numbers"):
         scores(logits_V, sequence([1, 2]), [], None)
-    assert finite(scores(logits_V, sequence([1], constraint=CONSTRAINED), [], only(3, 4))) == {3, 4}
-    with pytest.raises(NumericalError):
-        scores(np.full(VOCAB_SIZE, math.nan, np.float32), sequence([1]), [], None)
+    with pytest.raises(NumericalError, match="logits at position 1 are not numbers"):
+        scores(logits_V, sequence([1], constraint=CONSTRAINED), [], only(3, 4))
+
+
+def test_a_row_of_nothing_but_minus_infinity_is_the_model_s_fault_and_no_dead_end() -> None:
+    with pytest.raises(NumericalError, match="logits at position 1 are not numbers"):
+        scores(np.full(VOCAB_SIZE, -math.inf, np.float32), sequence([1]), [], None)
+    logits_V = row()
+    logits_V[5] = -math.inf  # how a model says that a token is none
+    assert 5 not in finite(scores(logits_V, sequence([1]), [], None))
 
 
 def picks_for(
