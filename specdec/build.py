@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,14 @@ from specdec.config import EngineConfig
 from specdec.costs import cost_table
 from specdec.cpu import cpu_name
 from specdec.engine import Engine
-from specdec.errors import ConfigError, ModelError
+from specdec.errors import ConfigError, InvalidRequest, ModelError
 from specdec.grammar.compile import Compiler
 from specdec.loader import Checkpoint, load, open_checkpoint
 from specdec.policy import Policy
 from specdec.protocols import Drafter, Model
 from specdec.pull import cache_folder
 from specdec.quant import has_bf16, has_onednn, pack_bf16, pack_fp32, quantize_int8
-from specdec.request import Stopping
+from specdec.request import Sampling, Stopping
 from specdec.runner import TorchRunner
 from specdec.text import Detokenizer
 from specdec.tokenizer import Tokenizer
@@ -74,14 +74,17 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A target that is ready: what turns text into requests and back, and the engine that runs them."""
+    """A target that is ready: what turns text into requests and back, and the engine that runs them.
+
+    `default_sampling` is how a request is sampled that says nothing of it.
+    """
 
     name: str
     engine: Engine
     tokenizer: Tokenizer
     compiler: Compiler
     template: ChatTemplate | None
-    generation_defaults: Mapping[str, Any] = field(default_factory=dict)
+    default_sampling: Sampling
 
     @property
     def max_model_len(self) -> int:
@@ -112,6 +115,7 @@ def build(
         torch.set_num_threads(options.threads)
     checkpoint = open_checkpoint(source)
     config = engine_config(checkpoint, options)
+    sampling = default_sampling(checkpoint) if options.use_generation_config else Sampling()
     tokenizer = open_tokenizer(checkpoint)
     model, cache_dtype = _load(checkpoint, options, device, progress)
     runner = TorchRunner(
@@ -142,7 +146,7 @@ def build(
         tokenizer,
         Compiler(tokenizer.json, runner.vocab_size, ends, tokenizer.special_ids),
         _template(checkpoint, tokenizer, options),
-        dict(checkpoint.generation) if options.use_generation_config else {},
+        sampling,
     )
 
 
@@ -178,6 +182,18 @@ def engine_config(checkpoint: Checkpoint, options: Options) -> EngineConfig:
         max_waiting=options.max_waiting,
         prefix_caching=options.prefix_caching,
     )
+
+
+def default_sampling(checkpoint: Checkpoint) -> Sampling:
+    """The sampling that a model's generation_config.json asks for. Raises `ModelError` for values out of range."""
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    values = {name: checkpoint.generation[name] for name in names if checkpoint.generation.get(name) is not None}
+    if values.get("top_k") == -1:  # how some models say that all are kept
+        values["top_k"] = 0
+    try:
+        return Sampling(**values)
+    except InvalidRequest as error:
+        raise ModelError(f"{checkpoint.path}: generation_config.json: {error}") from error
 
 
 def open_tokenizer(checkpoint: Checkpoint) -> Tokenizer:

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
@@ -360,16 +361,10 @@ def _options(given: ModelOptions, *, max_drafts: int | None = None, max_waiting:
 
 
 def _sampling(llm: LLM, given: SamplingOptions) -> Sampling:
-    """The sampling that was asked for; what was left open is the model's own default, then 1.0 and no filter."""
-    from specdec.request import Sampling
-
-    defaults = llm.loaded.generation_defaults
-    asked = {"temperature": given.temperature, "top_p": given.top_p, "top_k": given.top_k, "min_p": given.min_p}
-    values: dict[str, Any] = {name: defaults.get(name) if value is None else value for name, value in asked.items()}
-    values["repetition_penalty"] = defaults.get("repetition_penalty")
-    if values["top_k"] == -1:  # how generation_config.json may say that all are kept
-        values["top_k"] = 0
-    return Sampling(seed=given.seed, **{name: value for name, value in values.items() if value is not None})
+    """The sampling that was asked for; what was left open is the model's own default."""
+    asked: dict[str, Any] = {"temperature": given.temperature, "top_p": given.top_p, "top_k": given.top_k}
+    asked |= {"min_p": given.min_p, "seed": given.seed}
+    return replace(llm.loaded.default_sampling, **{name: value for name, value in asked.items() if value is not None})
 
 
 def _stopping(given: SamplingOptions) -> Stopping:

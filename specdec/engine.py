@@ -302,8 +302,6 @@ class Engine:
         seq, metrics = span.seq, self.metrics
         if first:
             metrics.prompt_tokens += seq.num_prompt
-            metrics.prefix_queries += seq.num_prompt
-            metrics.prefix_hits += seq.num_cached
             metrics.cached_prompt_tokens += seq.num_cached
         metrics.generation_tokens += len(agreed.tokens)
         if agreed.tokens:
