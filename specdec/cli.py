@@ -237,7 +237,7 @@ def decode(
     from specdec.evals.report import bench_tables
 
     counts = row_counts(rows)
-    llm = _load(model, max_drafts=max(counts) - 1)
+    llm = _load(model, max_drafts=max(counts) - 1, policy="fixed")
     origin = provenance(llm.loaded, _options(model))
     with _bar("measuring", "count") as progress:
         found = bench_decode(llm, counts, context=context, rounds=rounds, profile=profile, progress=progress)
@@ -336,7 +336,9 @@ def _interrupts(counted: bool) -> Iterator[Callable[[], bool]]:
 # From options to values
 
 
-def _options(given: ModelOptions, *, max_drafts: int | None = None, max_waiting: int = 256) -> Options:
+def _options(
+    given: ModelOptions, *, max_drafts: int | None = None, max_waiting: int = 256, policy: str | None = None
+) -> Options:
     from specdec.build import Options
 
     if given.generation_config not in ("auto", "none"):
@@ -354,6 +356,7 @@ def _options(given: ModelOptions, *, max_drafts: int | None = None, max_waiting:
         max_waiting=max_waiting,
         prefix_caching=given.prefix_caching,
         drafter=given.drafter,
+        policy=given.policy if policy is None else policy,
         chat_template=None if given.chat_template is None else str(given.chat_template),
         use_generation_config=given.generation_config == "auto",
         threads=given.threads,
@@ -407,9 +410,11 @@ def _read(path: Path) -> str:
 # Models and their progress
 
 
-def _load(given: ModelOptions, *, max_drafts: int | None = None, max_waiting: int = 256) -> LLM:
+def _load(
+    given: ModelOptions, *, max_drafts: int | None = None, max_waiting: int = 256, policy: str | None = None
+) -> LLM:
     """The model that was asked for, fetched if need be, with bars on a terminal."""
-    options = _options(given, max_drafts=max_drafts, max_waiting=max_waiting)
+    options = _options(given, max_drafts=max_drafts, max_waiting=max_waiting, policy=policy)
     _fetch(given.model)
     with _bar(f"loading {given.model}", "count") as progress:
         from specdec.llm import LLM

@@ -289,8 +289,8 @@ class Engine:
     def _forget(self, sequences: Seq[Sequence]) -> None:
         """After the last `observe`, or what the drafter learns there would stay for ever."""
         for seq in sequences:
+            self.policy.forget(seq)
             try:
-                self.policy.forget(seq)
                 self.drafter.forget(seq)
             except Exception:
                 logger.exception("the drafter failed to forget a sequence")

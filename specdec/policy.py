@@ -180,8 +180,8 @@ class Policy:
         """How many of the nodes, likeliest first, give most expected tokens a cost; the fewest of equals."""
         expected = float(num_draws)
         best, most = 0, expected / self.costs.at(num_known)
-        for count, (survival, _, _) in enumerate(nodes, 1):
-            expected -= survival
+        for count, (negated, _, _) in enumerate(nodes, 1):
+            expected -= negated
             rate = expected / self.costs.at(num_known + count)
             if rate > most:
                 best, most = count, rate
