@@ -169,12 +169,12 @@ def make_drafter(names: str) -> Drafter:
 def engine_config(checkpoint: Checkpoint, options: Options) -> EngineConfig:
     """Sizes of the engine, from the options and the model's context."""
     limit = checkpoint.config.max_position_embeddings
-    length = options.max_model_len or limit
+    length = limit if options.max_model_len is None else options.max_model_len
     if length > limit:
         raise ConfigError(f"max_model_len must be at most the model's {limit}, got {length}")
     return EngineConfig(
         max_model_len=length,
-        num_slots=options.kv_cache_tokens or 2 * length + MAX_DRAFTS + 2,
+        num_slots=2 * length + MAX_DRAFTS + 2 if options.kv_cache_tokens is None else options.kv_cache_tokens,
         block_size=options.block_size,
         max_num_seqs=options.max_num_seqs,
         max_rows=options.max_rows,
