@@ -1,5 +1,5 @@
-"""The law on a real model. Where attention runs in C, texts are equal to the last token. Where it does not, rows of other
-batches differ in the last bits of fp32 and a near tie may flip: the gap of the two best scores there must be tiny."""
+"""The law on a real model. Where attention runs in C, texts are equal to the last token. Where it does not, rows of
+other batches differ in the last bits of fp32 and a near tie may flip: the gap of the best two scores must be tiny."""
 
 from __future__ import annotations
 
@@ -67,9 +67,8 @@ def test_same_tokens_on_smollm2(num_prompts: int, max_tokens: int, quantize: str
         for number, seq in enumerate(sequences)
         if (found := difference(engine, seq, drafted[f"r{number}", 0].tokens)) is not None
     ]
-    print(
-        f"{quantize or 'float32'}, temperature {temperature}: {num_prompts - len(differences)} of {num_prompts} equal; {differences}"
-    )
+    equal = f"{num_prompts - len(differences)} of {num_prompts} equal"
+    print(f"{quantize or 'float32'}, temperature {temperature}: {equal}; {differences}")
     assert quantize or all(found.gap <= MAX_GAP for found in differences)
     if serves(64, torch.float32, "cpu"):  # every part of the forward gives a row the same bits in any company
         assert not differences
