@@ -14,6 +14,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from specdec.build import DEFAULTED
 from specdec.errors import ContextTooLong, InvalidRequest, QueueFull
 from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Regex, Spec, Whitespace
 from specdec.request import MAX_LOGPROBS, Sampling, Stopping
@@ -28,7 +29,6 @@ ResultT = TypeVar("ResultT")
 TEXT_WORKERS = 2
 GRAMMAR_WORKERS = 2
 COMPILE_SECONDS = 20.0  # a grammar that takes longer is refused; its worker stays busy until the library returns
-DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # what a generation_config may set
 
 
 class Workers:

@@ -15,13 +15,13 @@ import torch
 from specdec.chat import ChatTemplate
 from specdec.config import EngineConfig
 from specdec.engine import Engine
-from specdec.errors import ConfigError, ModelError
+from specdec.errors import ConfigError, InvalidRequest, ModelError
 from specdec.grammar.compile import Compiler
 from specdec.loader import Checkpoint, load, open_checkpoint
 from specdec.protocols import Drafter, Model
 from specdec.pull import cache_folder
 from specdec.quant import has_bf16, has_onednn, pack_bf16, pack_fp32, quantize_int8
-from specdec.request import Stopping
+from specdec.request import Sampling, Stopping
 from specdec.runner import TorchRunner
 from specdec.text import Detokenizer
 from specdec.tokenizer import Tokenizer
@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_DRAFTER = "forced,ngram"
+
+DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # what a generation_config may set
 
 # Found by name, imported when used.
 DRAFTERS: Mapping[str, tuple[str, str]] = {
@@ -129,7 +131,7 @@ def build(
         tokenizer,
         Compiler(tokenizer.json, runner.vocab_size, ends, tokenizer.special_ids),
         _template(checkpoint, tokenizer, options),
-        dict(checkpoint.generation) if options.use_generation_config else {},
+        generation_defaults(checkpoint) if options.use_generation_config else {},
     )
 
 
@@ -165,6 +167,21 @@ def engine_config(checkpoint: Checkpoint, options: Options) -> EngineConfig:
         max_waiting=options.max_waiting,
         prefix_caching=options.prefix_caching,
     )
+
+
+def generation_defaults(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What the model's files say about sampling. Raises `ModelError` for a value that no request could have: else each
+    request would be refused for what it did not ask."""
+    values = {name: value for name in DEFAULTED if (value := checkpoint.generation.get(name)) is not None}
+    if values.get("top_k") == -1:  # one way to say that all are kept
+        values["top_k"] = 0
+    try:
+        Sampling(**values)
+    except InvalidRequest as error:
+        raise ModelError(
+            f"{checkpoint.path}: generation_config.json: {error}; load the model without its generation config"
+        ) from error
+    return dict(checkpoint.generation)
 
 
 def open_tokenizer(checkpoint: Checkpoint) -> Tokenizer:

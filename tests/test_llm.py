@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specdec.build import Options
-from specdec.errors import ConfigError, InvalidRequest
+from specdec.errors import ConfigError, InvalidRequest, ModelError
 from specdec.llm import LLM
 from specdec.request import Request, Sampling, Stopping
 from specdec.sequence import Emission
@@ -93,6 +94,15 @@ def test_what_shapes_a_text_has_its_own_type(llm: LLM, fields: dict[str, Any], p
 def test_a_size_of_nothing_is_no_default(folder: Path, option: str) -> None:
     with pytest.raises(ConfigError, match="got 0"):
         load(folder, **{option: 0})
+
+
+@pytest.mark.parametrize("default", [{"temperature": 5}, {"top_k": 50.5}, {"top_p": "all"}, {"repetition_penalty": 0}])
+def test_a_default_that_no_request_could_have_is_the_model_s_fault(tmp_path: Path, default: dict[str, Any]) -> None:
+    folder = write_model(tmp_path / "odd")
+    (folder / "generation_config.json").write_text(json.dumps(default))
+    with pytest.raises(ModelError, match=rf"generation_config.json: {next(iter(default))}: "):
+        load(folder)
+    assert load(folder, use_generation_config=False).loaded.generation_defaults == {}
 
 
 def text_of(parts: list[Emission]) -> str:
