@@ -39,7 +39,7 @@ def _draft(grant: Grant) -> DraftTree:
         return EMPTY
     last = grant.seq.tokens[-1]
     room = min(grant.drafts, grant.depth)
-    if room <= 0 or not grant.seq.request.sampling.speculative:
+    if room <= 0:
         return root(last)
     try:
         forced = grant.seq.constraint.forced()

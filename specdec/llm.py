@@ -96,7 +96,8 @@ class LLM:
         constraint: Spec | None = None,
         n: int = 1,
     ) -> Result | list[Result]:
-        """Continue prompts, all in one batch; a single string gives a single `Result`.
+        """Continue prompts, all in one batch; a single string gives a single `Result`. Without `sampling` the model's
+        own defaults hold (its generation_config, if `Options` lets it speak; else temperature 1).
 
         A prompt is text, encoded as the model's tokenizer does by default (with its beginning token, if it has one), or
         token ids taken as they are. Raises `InvalidRequest`, naming the field; a text that fails on the way, as when
@@ -166,7 +167,7 @@ class LLM:
         grammar = None if constraint is None else self.loaded.compiler.compile(constraint)
         return Request(
             tuple(tokens),
-            Sampling() if sampling is None else sampling,
+            self.loaded.default_sampling if sampling is None else sampling,
             Stopping() if stopping is None else stopping,
             grammar,
             n,
@@ -215,8 +216,11 @@ class LLM:
 
 def _result(sequences: Sequence[TokenSequence], emissions: Sequence[Emission]) -> Result:
     choices = []
+    parts_of: dict[int, list[Emission]] = {seq.index: [] for seq in sequences}
+    for emission in emissions:
+        parts_of[emission.seq.index].append(emission)
     for seq in sequences:
-        parts = [emission for emission in emissions if emission.seq is seq]
+        parts = parts_of[seq.index]
         choices.append(
             Completion(
                 "".join(part.text for part in parts),

@@ -130,15 +130,14 @@ def _chat_template(folder: Path) -> str | None:
     if file.exists():
         try:
             return file.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
+        except (OSError, UnicodeDecodeError) as error:
             raise ModelError(f"{file}: cannot be read: {error}") from None
     file = folder / "tokenizer_config.json"
     template = _read_json(file).get("chat_template") if file.exists() else None
-    if isinstance(template, list):
-        named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
-        template = named[0].get("template") if named else None
-    if not isinstance(template, str | None):
-        raise ModelError(f"{file}: chat_template must be a string, or a list of named ones, got {template!r:.80}")
+    if isinstance(template, list) and all(isinstance(entry, dict) for entry in template):
+        template = next((entry.get("template") for entry in template if entry.get("name") == "default"), None)
+    if template is not None and not isinstance(template, str):
+        raise ModelError(f"{file}: chat_template must be a string or a list of named ones, got {template!r:.80}")
     return template
 
 

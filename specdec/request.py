@@ -139,8 +139,11 @@ class Stopping:
 class Request:
     """One prompt with all that shapes its answer. `grammar` None is free text; `n` is the number of choices.
 
-    Raises `InvalidRequest`, naming the field, for a prompt that is empty or not of integers, an `n` outside 1 to 128,
-    and anything of the wrong type.
+    `prediction` is what the caller expects the answer to be, in tokens: a guess that a suffix drafter looks things up
+    in (the OpenAI API's predicted outputs); other drafters do not read it.
+
+    Raises `InvalidRequest`, naming the field, for a prompt that is empty or not of integers, a prediction not of
+    integers, an `n` outside 1 to 128, and anything of the wrong type.
     """
 
     prompt: tuple[int, ...]
@@ -149,10 +152,13 @@ class Request:
     grammar: Grammar | None = None
     n: int = 1
     cache_salt: str = ""
+    prediction: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.prompt, tuple) or not self.prompt or set(map(type, self.prompt)) != {int}:
             raise InvalidRequest("prompt", "must be a tuple of at least one token id")
+        if not isinstance(self.prediction, tuple) or not set(map(type, self.prediction)) <= {int}:
+            raise InvalidRequest("prediction", "must be a tuple of token ids")
         for name, kind in (("sampling", Sampling), ("stopping", Stopping)):
             if not isinstance(getattr(self, name), kind):
                 found = type(getattr(self, name)).__name__

@@ -78,11 +78,15 @@ def scores(
     if penalized or sampling.logit_bias or banned or allowed_V is not None:
         scores_V = logits_V.copy()
     if penalized:
-        seen = np.array([*seq.tokens, *path], np.int64)
+        counts = seq.draws_by_token()
+        if path:
+            counts = dict(counts)
+            for token in path:
+                counts[token] = counts.get(token, 0) + 1
         penalize(
             scores_V,
-            seen,
-            seen[seq.num_prompt :],
+            np.fromiter(counts.keys(), np.int64, len(counts)),
+            np.fromiter(counts.values(), np.int64, len(counts)),
             repetition=sampling.repetition_penalty,
             presence=sampling.presence_penalty,
             frequency=sampling.frequency_penalty,

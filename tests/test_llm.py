@@ -17,6 +17,8 @@ from tests.server.conftest import write_model
 
 GREEDY = Sampling(temperature=0.0, seed=1)
 SHORT = Stopping(max_tokens=3)
+TWELVE = Stopping(max_tokens=12, ignore_eos=True)
+TINY_OPTIONS = Options(device="cpu", dtype="float32", max_model_len=128)
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +71,11 @@ def test_a_prompt_that_is_none_is_refused_by_name_and_leaves_nothing_behind(llm:
 
 
 def test_token_ids_may_be_any_sequence_of_them(llm: LLM) -> None:
-    told = [list(llm.stream(prompt, GREEDY, SHORT)) for prompt in ([5, 6], (5, 6), range(5, 7))]
-    assert {tuple(part.tokens for part in parts) for parts in told} == {tuple(part.tokens for part in told[0])}
+    told = [
+        [token for part in llm.stream(prompt, GREEDY, SHORT) for token in part.tokens]
+        for prompt in ([5, 6], (5, 6), range(5, 7))
+    ]
+    assert told[0] == told[1] == told[2]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +107,7 @@ def test_a_default_that_no_request_could_have_is_the_model_s_fault(tmp_path: Pat
     (folder / "generation_config.json").write_text(json.dumps(default))
     with pytest.raises(ModelError, match=rf"generation_config.json: {next(iter(default))}: "):
         load(folder)
-    assert load(folder, use_generation_config=False).loaded.generation_defaults == {}
+    assert load(folder, use_generation_config=False).loaded.default_sampling == Sampling()
 
 
 def text_of(parts: list[Emission]) -> str:
@@ -124,9 +129,10 @@ def test_a_stream_closed_halfway_frees_what_it_held(llm: LLM) -> None:
     stream = llm.stream("hello", GREEDY, Stopping(max_tokens=40), n=3)
     next(stream)
     other = llm.stream("other", GREEDY, SHORT)
-    next(other)
+    parts = [next(other)]
     stream.close()  # type: ignore[attr-defined]
-    assert len(list(other)) > 0
+    parts += other
+    assert sum(len(part.tokens) for part in parts) == 3
     assert not llm.loaded.engine.has_work
     assert llm.loaded.engine.scheduler.pool.usage == 0
 
@@ -141,3 +147,24 @@ def test_numbers_of_any_size_are_refused_in_words() -> None:
         with pytest.raises(InvalidRequest, match=r"got an integer of \d+ bits") as caught:
             make()
         assert caught.value.param == param
+
+
+def test_a_model_s_own_sampling_holds_where_none_is_given(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "tiny")
+    (folder / "generation_config.json").write_text('{"temperature": 0.0, "top_k": -1, "eos_token_id": 258}')
+    greedy = LLM(str(folder), TINY_OPTIONS).generate("abc", Sampling(temperature=0.0), TWELVE).choices[0].tokens
+    assert LLM(str(folder), TINY_OPTIONS).generate("abc", stopping=TWELVE).choices[0].tokens == greedy
+    (folder / "generation_config.json").write_text('{"temperature": 7.0, "eos_token_id": 258}')
+    with pytest.raises(ModelError, match=r"generation_config.json: temperature: must be at least 0.0 and at most 2.0"):
+        LLM(str(folder), TINY_OPTIONS)
+
+
+def test_a_stream_shows_what_generate_returns_choice_by_choice(llm: LLM) -> None:
+    sampling = Sampling(seed=3)
+    whole = llm.generate("abc", sampling, TWELVE, n=3)
+    streamed = dict.fromkeys(range(3), "")
+    for emission in llm.stream("abc", sampling, TWELVE, n=3):
+        streamed[emission.seq.index] += emission.text
+    assert [choice.text for choice in whole.choices] == list(streamed.values())
+    assert len({choice.text for choice in whole.choices}) == 3
+    assert all(len(choice.tokens) == 12 and choice.finish_reason == "length" for choice in whole.choices)

@@ -11,7 +11,6 @@ from specdec.errors import ConstraintError
 from specdec.grammar.spec import JsonSchema
 from specdec.mask import TokenMask
 from specdec.protocols import Constraint
-from specdec.request import Sampling
 from specdec.sequence import Grant
 from specdec.tree import EMPTY, DraftTree, root
 from tests.drafters.sequences import new_sequence
@@ -46,11 +45,6 @@ def test_it_keeps_to_its_grant(drafts: int, depth: int, count: int) -> None:
 def test_away_from_the_frontier_there_is_no_tree() -> None:
     seq = new_sequence([3, 4, 5], constraint=city())
     assert ForcedDrafter().draft([Grant(seq, known=2, drafts=9, depth=9)]) == [EMPTY]
-
-
-def test_a_request_without_speculation_gets_the_root_only() -> None:
-    seq = new_sequence([3, 4], constraint=city(), sampling=Sampling(speculative=False))
-    assert ForcedDrafter().draft([Grant(seq, known=2, drafts=9, depth=9)]) == [root(4)]
 
 
 def test_where_the_grammar_leaves_a_choice_there_is_the_root_only() -> None:

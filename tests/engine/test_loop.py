@@ -560,7 +560,6 @@ def test_counters_are_those_of_a_trace(config: str) -> None:
     assert total.accepted_per_depth == [count for count in per_depth if count]
     assert engine.metrics.generation_tokens == generated
     assert engine.metrics.prompt_tokens == sum(len(request.prompt) * request.n for request in requests)
-    assert engine.metrics.prefix_queries == engine.metrics.prompt_tokens
     assert engine.metrics.cached_prompt_tokens == sum(parts[0].seq.num_cached for parts in emissions.values())
     reasons = [parts[-1].finish_reason for parts in emissions.values()]
     assert engine.metrics.finished == {reason: reasons.count(reason) for reason in ("stop", "length", "abort", "error")}
