@@ -138,25 +138,25 @@ def best(ids: NDArray[np.intp] | None, values: NDArray[np.float32] | NDArray[np.
 
 def penalize(
     scores_V: NDArray[np.float32],
-    seen: NDArray[np.int64],
-    drawn: NDArray[np.int64],
+    ids: NDArray[np.int64],
+    counts: NDArray[np.int64],
     *,
     repetition: float,
     presence: float,
     frequency: float,
 ) -> None:
-    """Apply penalties in place. `seen` are the ids of prompt, output and path; `drawn` those of output and path.
+    """Apply penalties in place. `ids` are the tokens of prompt, output and path, each once; `counts` how often each
+    stands in output and path (0: in the prompt only).
 
     Repetition divides positive scores and multiplies the others (Keskar et al., arXiv 1909.05858); presence and
     frequency subtract once, and once a time, as in the OpenAI API.
     """
     if repetition != 1.0:
-        ids = np.unique(seen)
         values = scores_V[ids]
         scores_V[ids] = np.where(values > 0, values / np.float32(repetition), values * np.float32(repetition))
     if presence != 0.0 or frequency != 0.0:
-        ids, counts = np.unique(drawn, return_counts=True)
-        scores_V[ids] -= np.float32(presence) + np.float32(frequency) * counts.astype(np.float32)
+        times = counts.astype(np.float32)
+        scores_V[ids] -= np.float32(presence) * (times > 0) + np.float32(frequency) * times
 
 
 def log_probabilities(logits_V: NDArray[np.float32], token: int, num_top: int) -> tuple[float, list[tuple[int, float]]]:

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
@@ -259,7 +260,7 @@ def decode(
     from specdec.evals.report import bench_tables
 
     counts = row_counts(rows)
-    llm = _load(model, max_drafts=max(counts) - 1)
+    llm = _load(model, max_drafts=max(counts) - 1, policy="fixed")
     origin = provenance(llm.loaded, _options(model))
     with _bar("measuring", "count") as progress:
         found = bench_decode(llm, counts, context=context, rounds=rounds, profile=profile, progress=progress)
@@ -361,7 +362,9 @@ def _interrupts(counted: bool) -> Iterator[Callable[[], bool]]:
 # From options to values
 
 
-def _options(given: ModelOptions, *, max_drafts: int | None = None, max_waiting: int = 256) -> Options:
+def _options(
+    given: ModelOptions, *, max_drafts: int | None = None, max_waiting: int = 256, policy: str | None = None
+) -> Options:
     from specdec.build import Options
 
     if given.generation_config not in ("auto", "none"):
@@ -379,6 +382,7 @@ def _options(given: ModelOptions, *, max_drafts: int | None = None, max_waiting:
         max_waiting=max_waiting,
         prefix_caching=given.prefix_caching,
         drafter=given.drafter,
+        policy=given.policy if policy is None else policy,
         chat_template=None if given.chat_template is None else str(given.chat_template),
         use_generation_config=given.generation_config == "auto",
         threads=given.threads,
@@ -386,16 +390,10 @@ def _options(given: ModelOptions, *, max_drafts: int | None = None, max_waiting:
 
 
 def _sampling(llm: LLM, given: SamplingOptions) -> Sampling:
-    """The sampling that was asked for; what was left open is the model's own default, then 1.0 and no filter."""
-    from specdec.request import Sampling
-
-    defaults = llm.loaded.generation_defaults
-    asked = {"temperature": given.temperature, "top_p": given.top_p, "top_k": given.top_k, "min_p": given.min_p}
-    values: dict[str, Any] = {name: defaults.get(name) if value is None else value for name, value in asked.items()}
-    values["repetition_penalty"] = defaults.get("repetition_penalty")
-    if values["top_k"] == -1:  # how generation_config.json may say that all are kept
-        values["top_k"] = 0
-    return Sampling(seed=given.seed, **{name: value for name, value in values.items() if value is not None})
+    """The sampling that was asked for; what was left open is the model's own default."""
+    asked: dict[str, Any] = {"temperature": given.temperature, "top_p": given.top_p, "top_k": given.top_k}
+    asked |= {"min_p": given.min_p, "seed": given.seed}
+    return replace(llm.loaded.default_sampling, **{name: value for name, value in asked.items() if value is not None})
 
 
 def _stopping(given: SamplingOptions) -> Stopping:
@@ -461,9 +459,11 @@ def _read(path: Path) -> str:
 # Models and their progress
 
 
-def _load(given: ModelOptions, *, max_drafts: int | None = None, max_waiting: int = 256) -> LLM:
+def _load(
+    given: ModelOptions, *, max_drafts: int | None = None, max_waiting: int = 256, policy: str | None = None
+) -> LLM:
     """The model that was asked for, fetched if need be, with bars on a terminal."""
-    options = _options(given, max_drafts=max_drafts, max_waiting=max_waiting)
+    options = _options(given, max_drafts=max_drafts, max_waiting=max_waiting, policy=policy)
     _fetch(given.model)
     with _bar(f"loading {given.model}", "count") as progress:
         from specdec.llm import LLM

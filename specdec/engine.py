@@ -25,7 +25,7 @@ from specdec.errors import (
 from specdec.free import FREE_TEXT
 from specdec.mask import TokenMask
 from specdec.metrics import Metrics
-from specdec.policy import RowBudget
+from specdec.policy import Policy
 from specdec.protocols import Drafter, Runner
 from specdec.request import Request, Stopping
 from specdec.sampling import Picks
@@ -55,6 +55,7 @@ class Engine:
     """Serves one target model. One thread calls `add`, `abort` and `step`, and never two of them at once.
 
     `end_tokens` is the model's whole list; `new_text` makes the detokeniser of a sequence.
+    Without a `policy` every guess that fits is verified.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Engine:
         *,
         new_text: Callable[[Stopping], Detokenizer],
         end_tokens: Seq[int],
+        policy: Policy | None = None,
     ) -> None:
         bad = [token for token in end_tokens if not 0 <= token < runner.vocab_size]
         if bad:
@@ -73,7 +75,7 @@ class Engine:
         self.drafter = drafter
         self.config = config
         self.scheduler = Scheduler(config)
-        self.policy = RowBudget(config.max_rows)
+        self.policy = policy or Policy(config.max_rows)
         self.metrics = Metrics()
         self._new_text = new_text
         self._end_tokens = frozenset(end_tokens)
@@ -153,7 +155,9 @@ class Engine:
         self._move(spans, walks)
         emissions = [self._commit(span, agreed) for span, agreed in zip(spans, walks, strict=True)]
         # Learn before blocks are published: a published block holds the drafter's keys and values too.
-        self._observe(spans, batch, forward.taps, [agreed.nodes for agreed in walks])
+        paths = [agreed.nodes for agreed in walks]
+        self.policy.learn(spans, paths)
+        self._observe(spans, batch, forward.taps, paths)
         self._forget([span.seq for span in spans if span.seq.finished])
         self.scheduler.settle(spans)
         self.metrics.steps += 1
@@ -285,6 +289,7 @@ class Engine:
     def _forget(self, sequences: Seq[Sequence]) -> None:
         """After the last `observe`, or what the drafter learns there would stay for ever."""
         for seq in sequences:
+            self.policy.forget(seq)
             try:
                 self.drafter.forget(seq)
             except Exception:
@@ -297,8 +302,6 @@ class Engine:
         seq, metrics = span.seq, self.metrics
         if first:
             metrics.prompt_tokens += seq.num_prompt
-            metrics.prefix_queries += seq.num_prompt
-            metrics.prefix_hits += seq.num_cached
             metrics.cached_prompt_tokens += seq.num_cached
         metrics.generation_tokens += len(agreed.tokens)
         if agreed.tokens:
@@ -326,6 +329,7 @@ class Engine:
             raise InvalidRequest("request_id", f"{request_id!r} is in use")
         for name, tokens in (
             ("prompt", request.prompt),
+            ("prediction", request.prediction),
             ("logit_bias", request.sampling.logit_bias),
             ("stop_token_ids", request.stopping.stop_token_ids),
         ):

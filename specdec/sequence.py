@@ -52,6 +52,8 @@ class Sequence:
     logprobs: list[Logprob] = field(default_factory=list)
     finish_reason: str | None = None
     error: SpecdecError | None = None
+    _draws: dict[int, int] = field(default_factory=dict, init=False)
+    _num_counted: int = field(default=0, init=False)  # leading tokens that are in `_draws`
 
     @property
     def num_prompt(self) -> int:
@@ -72,6 +74,17 @@ class Sequence:
     def finished(self) -> bool:
         """Whether nothing will be added any more."""
         return self.finish_reason is not None
+
+    def draws_by_token(self) -> dict[int, int]:
+        """For each token of the text how often it was drawn; 0 where it stands in the prompt only. Do not change it.
+
+        Costs time in the tokens that are new since the last call: tokens only ever grow.
+        """
+        for index in range(self._num_counted, len(self.tokens)):
+            token = self.tokens[index]
+            self._draws[token] = self._draws.get(token, 0) + (index >= self.num_prompt)
+        self._num_counted = len(self.tokens)
+        return self._draws
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,10 +155,6 @@ class Tokenizer:
         spelling = self._spelling.get(token)
         return spelling if spelling is not None else self.token_bytes(token).decode("utf-8", "replace")
 
-    def token_id(self, text: str) -> int | None:
-        """The id of the token that the vocabulary spells exactly so (byte-level and "\u2581" spelling), or None."""
-        return self._ids.get(text)
-
     def token_bytes_table(self) -> list[bytes]:
         """`token_bytes` of every id below `vocab_size`. One list, shared: do not change it."""
         return self._bytes
@@ -327,7 +323,7 @@ def _named_in_config(path: Path) -> dict[str, str]:
     """The tokens with a role in a `tokenizer_config.json`: all keys `..._token` that hold a spelling."""
     try:
         config = json.loads(_read(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path}: not JSON: {error}") from error
     if not isinstance(config, dict):
         raise ModelError(f"{path}: must hold an object, got {type(config).__name__}")

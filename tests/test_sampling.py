@@ -111,8 +111,19 @@ def test_penalties_follow_the_path() -> None:
             assert got[token] == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2, 3])
+def test_penalties_of_a_text_that_grows_are_those_of_the_whole_text() -> None:
+    sampling = Sampling(repetition_penalty=1.5, presence_penalty=1.0, frequency_penalty=0.5)
+    grown = sequence([1, 2], [], sampling)
+    for length, token in enumerate([3, 3, 1, 4, 3, 2, 2]):
+        for path in ([], [3], [5, 5, 1]):
+            whole = sequence([1, 2], grown.tokens[2:], sampling)
+            assert scores(row(length), grown, path, None).tolist() == scores(row(length), whole, path, None).tolist()
+        grown.tokens.append(token)
+    assert grown.draws_by_token() == {1: 1, 2: 2, 3: 3, 4: 1}
+
+
 @pytest.mark.parametrize("num_output", [0, 1, 2, 3])
+@pytest.mark.parametrize("depth", [0, 1, 2, 3])
 def test_ends_are_banned_until_min_tokens(num_output: int, depth: int) -> None:
     seq = sequence([1], [2] * num_output, stopping=Stopping(min_tokens=3, stop_token_ids=(4, 5)), end_tokens=(0, 9))
     got = finite(scores(row(), seq, [3] * depth, None))
@@ -147,14 +158,22 @@ def test_a_row_where_nothing_is_allowed_is_a_dead_end() -> None:
         scores(row(), sequence([1], stopping=everything), [], None)
 
 
-def test_a_row_that_is_not_a_number_is_an_error_where_it_can_be_drawn() -> None:
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_row_that_is_not_all_numbers_is_an_error_even_where_a_mask_hides_it(value: float) -> None:
     logits_V = row()
-    logits_V[5] = math.nan
+    logits_V[5] = value
     with pytest.raises(NumericalError, match="logits at position 2 are not numbers"):
         scores(logits_V, sequence([1, 2]), [], None)
-    assert finite(scores(logits_V, sequence([1], constraint=CONSTRAINED), [], only(3, 4))) == {3, 4}
-    with pytest.raises(NumericalError):
-        scores(np.full(VOCAB_SIZE, math.nan, np.float32), sequence([1]), [], None)
+    with pytest.raises(NumericalError, match="logits at position 1 are not numbers"):
+        scores(logits_V, sequence([1], constraint=CONSTRAINED), [], only(3, 4))
+
+
+def test_a_row_of_nothing_but_minus_infinity_is_the_model_s_fault_and_no_dead_end() -> None:
+    with pytest.raises(NumericalError, match="logits at position 1 are not numbers"):
+        scores(np.full(VOCAB_SIZE, -math.inf, np.float32), sequence([1]), [], None)
+    logits_V = row()
+    logits_V[5] = -math.inf  # how a model says that a token is none
+    assert 5 not in finite(scores(logits_V, sequence([1]), [], None))
 
 
 def picks_for(
