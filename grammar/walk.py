@@ -157,6 +157,9 @@ class TreeConstraint:
         self._rows.clear()
         self._forced = None
 
+    def finish(self) -> None:
+        """See `Constraint.finish`: the row before the end token allowed the end."""
+
     def _allows(self, path: tuple[int, ...], token: int) -> bool:
         row_W = self._row(path)
         return row_W is not None and 0 <= token < self._vocabulary.size and has(row_W, token)
