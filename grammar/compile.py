@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from specdec.errors import ConfigError, InvalidRequest
@@ -31,13 +33,20 @@ class Compiler:
     """Compiles specs for one model, off the engine's thread, and keeps the 128 used last.
 
     `tokenizer_json` is the text of tokenizer.json, `vocab_size` the width of the logits, `end_ids` all tokens that end
-    a text, `special_ids` tokens that are never text. The tokenizer is read when the first spec is compiled.
+    a text, `special_ids` tokens that are never text, `remotes` the documents by address that schemas may refer to. The
+    tokenizer is read when the first spec is compiled.
 
     Raises `ConfigError` for end tokens that are missing or outside the vocabulary.
     """
 
     def __init__(
-        self, tokenizer_json: str, vocab_size: int, end_ids: tuple[int, ...], special_ids: frozenset[int]
+        self,
+        tokenizer_json: str,
+        vocab_size: int,
+        end_ids: tuple[int, ...],
+        special_ids: frozenset[int],
+        *,
+        remotes: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
         if not end_ids:
             raise ConfigError("end_ids: a grammar needs at least one token that ends the text, got none")
@@ -48,6 +57,7 @@ class Compiler:
         self._vocab_size = vocab_size
         self._end_ids = end_ids
         self._special_ids = special_ids
+        self._remotes = remotes
         self._tokens: LlguidanceTokens | None = None
         self._ebnf: XgrammarCompiler | None = None
         self._loading = threading.RLock()

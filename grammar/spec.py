@@ -24,6 +24,7 @@ MAX_GRAMMAR_RULES = 1_000
 MAX_GRAMMAR_DEPTH = 200
 
 Whitespace = Literal["flexible", "compact"]
+Formats = Literal["assert", "annotate"]
 
 _JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _EBNF_QUIET = re.compile(r'"(?:[^"\\\n]|\\.)*+"|\[(?:[^\]\\\n]|\\.)*+\]|#[^\n]*')
@@ -32,21 +33,25 @@ _BRANCHING = ("properties", "patternProperties", "$defs", "definitions", "anyOf"
 
 @dataclass(frozen=True, slots=True)
 class JsonSchema:
-    """JSON that a schema accepts. `schema` is the schema as an object or as its JSON text; it is kept as JSON text.
+    """JSON that a schema accepts. `schema` is the schema (an object, or true or false) or its JSON text; it is kept as
+    JSON text. `formats` "assert" enforces `format` and refuses those it does not know; "annotate" ignores them all.
 
     `whitespace` "compact" allows none between tokens; "flexible" allows, wherever JSON allows whitespace inside the
     value, one or two spaces, or one line break and up to 32 spaces or 16 tabs: enough for indented output, and a bound
     for models that would run on in blanks. Keys come in the order of the schema.
 
-    Raises `InvalidRequest` for text that is not a JSON object, or one above 256 kB, 64 levels or 2,000
+    Raises `InvalidRequest` for text that is not a JSON object or boolean, or one above 256 kB, 64 levels or 2,000
     branches (properties and alternatives in all).
     """
 
-    schema: str | Mapping[str, Any]
+    schema: str | bool | Mapping[str, Any]
     whitespace: Whitespace = "flexible"
+    formats: Formats = "assert"
 
     def __post_init__(self) -> None:
         _check_whitespace(self.whitespace)
+        if self.formats not in ("assert", "annotate"):
+            raise InvalidRequest("formats", f'must be "assert" or "annotate", got {self.formats!r}')
         object.__setattr__(self, "schema", _schema_text(self.schema))
 
     @property
@@ -164,8 +169,11 @@ def _schema_text(schema: object) -> str:
             schema = json.loads(schema)
         except ValueError as error:
             raise InvalidRequest("schema", f"must be JSON: {error}", code="invalid_schema") from error
+    if isinstance(schema, bool):
+        return json.dumps(schema)
     if not isinstance(schema, Mapping):
-        raise InvalidRequest("schema", f"must be a JSON object, got {type(schema).__name__}", code="invalid_schema")
+        message = f"must be a JSON object or a boolean, got {type(schema).__name__}"
+        raise InvalidRequest("schema", message, code="invalid_schema")
     if "x-guidance" in schema:
         raise InvalidRequest("schema", "must not have x-guidance; whitespace is set beside the schema")
     _check_json(schema)

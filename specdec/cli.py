@@ -36,7 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-eval_app = typer.Typer(help="Measure what drafts are worth.", no_args_is_help=True)
+eval_app = typer.Typer(help="Measure what drafts are worth, and what grammars let pass.", no_args_is_help=True)
 bench_app = typer.Typer(help="Measure the engine.", no_args_is_help=True)
 app.add_typer(eval_app, name="eval")
 app.add_typer(bench_app, name="bench")
@@ -220,6 +220,49 @@ def acceptance(
     asked |= {"max_tokens": max_tokens, "repeats": repeats, "whitespace": whitespace}
     found = {**report(outcomes), **asked, "provenance": {**origin, "load_average_after": load_average()}}
     _deliver(found, acceptance_tables(found), json_out)
+
+
+@eval_app.command()
+def structured(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="PATH...", help="Folders of the JSON Schema test suite, .jsonl files of schemas with instances."
+        ),
+    ],
+    tokenizer: Annotated[
+        str, typer.Option(help="byte, a tokenizer.json, or a model whose tokenizer to take.")
+    ] = "byte",
+    draft: Annotated[str | None, typer.Option(help="Of schemas that do not say: 4, 6, 7, 2019-09 or 2020-12.")] = None,
+    remotes: Annotated[Path | None, typer.Option(help="The suite's folder of remote documents.")] = None,
+    formats: Annotated[Literal["assert", "annotate"], typer.Option(help="Whether `format` is enforced.")] = "assert",
+    property_order: Annotated[
+        Literal["schema", "any"], typer.Option(help="any: reorder an instance's keys before it counts as refused.")
+    ] = "schema",
+    whitespace: Annotated[Literal["flexible", "compact"], typer.Option(help="Of JSON under a schema.")] = "flexible",
+    walks: Annotated[int, typer.Option(min=0, help="Random texts a schema.")] = 20,
+    seed: Annotated[int, typer.Option(help="Of the random texts.")] = 0,
+    json_out: JsonOut = None,
+) -> None:
+    """Replay known instances under the mask, and let random texts be judged by their schemas."""
+    from specdec.evals.cases import read_cases, read_remotes
+    from specdec.evals.provenance import load_average, machine
+    from specdec.evals.report import structured_tables
+    from specdec.evals.structured import Settings, measure, schema_compiler
+    from specdec.evals.vocabulary import open_vocabulary
+
+    cases = read_cases(paths, draft)
+    documents = {} if remotes is None else read_remotes(remotes)
+    vocabulary = open_vocabulary(tokenizer)
+    settings = Settings(formats, whitespace, property_order == "any", walks, seed)
+    origin = {**machine(), "load_average": load_average(), "model": f"tokenizer {vocabulary.name}"}
+    with _bar("evaluating", "count") as progress:
+        compile_schema = schema_compiler(vocabulary, settings, documents)
+        found = measure(cases, vocabulary, compile_schema, settings, documents, progress=progress)
+    asked = {"paths": [str(path) for path in paths], "draft": draft, "formats": formats, "walks_a_schema": walks}
+    asked |= {"property_order": property_order, "whitespace": whitespace, "seed": seed}
+    found = {**found, **asked, "provenance": {**origin, "load_average_after": load_average()}}
+    _deliver(found, structured_tables(found), json_out)
 
 
 @bench_app.command()

@@ -215,7 +215,8 @@ def test_a_schema_that_contains_itself_is_refused() -> None:
     [
         (lambda: JsonSchema("{"), "schema"),
         (lambda: JsonSchema("3"), "schema"),
-        (lambda: JsonSchema("true"), "schema"),
+        (lambda: JsonSchema("null"), "schema"),
+        (lambda: JsonSchema({}, formats="some"), "formats"),  # type: ignore[arg-type]
         (lambda: JsonSchema('{"minimum": 1e999}'), "schema"),
         (lambda: JsonSchema('{"minimum": ' + "9" * 5000 + "}"), "schema"),
         (lambda: JsonSchema('{"const": "\\ud800"}'), "schema"),

@@ -1,0 +1,67 @@
+"""A second judge of finished texts: the Python package jsonschema, where it is installed. Its regular expressions are
+Python's, not ECMA-262's, so schemas whose patterns it reads differently are excused and named.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module, metadata
+from importlib.util import find_spec
+from typing import Any
+
+# What Python and ECMA-262 (with /u) read differently, or only one of them reads.
+_DIFFERS = re.compile(r"\\[pPdDwWsSbBZAzcuk]|\(\?|\$|\[[^\]]*\[|\.")
+
+
+@dataclass(frozen=True, slots=True)
+class SecondOpinion:
+    """The judge. `name` says which version."""
+
+    name: str
+    remotes: Mapping[str, Any]
+    assert_formats: bool
+
+    @classmethod
+    def find(cls, remotes: Mapping[str, Any], *, assert_formats: bool) -> SecondOpinion | None:
+        """The judge, or None where jsonschema is not installed."""
+        if find_spec("jsonschema") is None or find_spec("referencing") is None:
+            return None
+        return cls(f"jsonschema {metadata.version('jsonschema')}", remotes, assert_formats)
+
+    def problem(self, schema: str, value: Any) -> tuple[str | None, str | None]:
+        """What is wrong with `value`, if anything is; and why a disagreement is excused, if it is."""
+        validators, referencing = import_module("jsonschema.validators"), import_module("referencing")
+        parsed = json.loads(schema)
+        kind = validators.validator_for(parsed, default=validators.Draft202012Validator)
+        default = import_module("referencing.jsonschema").DRAFT202012
+        resources = [
+            (address, referencing.Resource.from_contents(document, default_specification=default))
+            for address, document in self.remotes.items()
+        ]
+        judge = kind(parsed, registry=referencing.Registry().with_resources(resources))
+        try:
+            error = next(judge.iter_errors(value), None)
+        except (re.error, referencing.exceptions.Unresolvable) as failure:
+            return None, f"{self.name} cannot judge: {type(failure).__name__}: {failure}"
+        if error is None:
+            return None, None
+        pattern = _pattern(error)
+        if pattern is not None and _DIFFERS.search(pattern):
+            return None, f"pattern {pattern!r} is read as Python's"
+        return str(error.message)[:200], None
+
+
+def _pattern(error: Any) -> str | None:
+    """A pattern that an error hangs on, or None."""
+    pending = [error]
+    while pending:
+        current = pending.pop()
+        if current.validator == "pattern":
+            return str(current.validator_value)
+        if current.validator == "patternProperties":
+            return " ".join(current.validator_value)
+        pending.extend(current.context or ())
+    return None
