@@ -30,7 +30,7 @@ from specdec.protocols import Constraint, Grammar
 from specdec.tree import chain, merge, root
 
 STRUCTURAL = frozenset(b'{}[]:,"')
-MAX_ORDERS, MAX_ORDER_BYTES = 300, 400_000  # of the keys of one valid instance; a tenth for an invalid one
+MAX_ORDERS, MAX_ORDER_BYTES = 300, 100_000  # of the keys of one valid instance; a tenth for an invalid one
 WALK_TOKENS = 64  # beside four times those of the shortest instance
 TREES_A_SCHEMA, DRAFTS, DRAFT_DEPTH = 2, 16, 8  # a tree is made of 16 texts of 8 tokens, cut to its 63 rows
 

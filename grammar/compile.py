@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from specdec.errors import ConfigError, InvalidRequest
 from specdec.grammar.ebnf_process import EbnfProcess
 from specdec.grammar.llguidance import LlguidanceTokens, compile_llguidance
-from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Regex, Spec
+from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex, Spec
 from specdec.protocols import Grammar
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ _FIELDS: dict[type, str] = {
     Regex: "pattern",
     Choice: "options",
     Ebnf: "text",
+    Lark: "text",
 }
 
 

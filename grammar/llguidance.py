@@ -1,4 +1,4 @@
-"""The llguidance backend: JSON Schema, JSON objects, regular expressions and choices. Knows no EBNF.
+"""The llguidance backend: JSON Schema, JSON objects, regular expressions, choices and Lark. Knows no EBNF.
 
 Strict: a schema is enforced as a whole or refused. W words of 32 bits.
 """
@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 
 from specdec.errors import ConfigError, InvalidRequest
 from specdec.grammar.refusal import refusal
-from specdec.grammar.spec import Choice, JsonObject, JsonSchema, Regex, Whitespace
+from specdec.grammar.spec import Choice, JsonObject, JsonSchema, Lark, Regex, Whitespace
 from specdec.grammar.walk import MatcherFailed, TreeConstraint, Vocabulary
 
 SILENT = 0
 MAX_ITEMS_IN_ROW = 10_000  # four an optional property: room for all that a spec may have
 MAX_LEXER_STATES = 50_000  # one to two kB each, shared by all texts under one grammar
-# One or two spaces, or a line break with up to 32 spaces or 16 tabs. llguidance takes it once between two tokens.
-BOUNDED_WHITESPACE = r" {1,2}|\r?\n( {0,32}|\t{1,16})"
+# A space, or a line break with up to 40 spaces and tabs. It is taken once between two tokens.
+FLEXIBLE_WHITESPACE = r"[ ]?|\r?\n[ \t]{0,40}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,7 +121,7 @@ class LlguidanceMatcher:
 
 
 def compile_llguidance(
-    spec: JsonSchema | JsonObject | Regex | Choice, tokens: LlguidanceTokens, param: str
+    spec: JsonSchema | JsonObject | Regex | Choice | Lark, tokens: LlguidanceTokens, param: str
 ) -> LlguidanceGrammar:
     """The grammar of `spec`. Raises `InvalidRequest` for `param` when it is invalid, unsupported or unsatisfiable."""
     if isinstance(spec, JsonSchema) and _counts_keys(json.loads(spec.text)):
@@ -175,7 +175,7 @@ def _compiled(source: str, tokens: LlguidanceTokens) -> LLMatcher:
     return LLMatcher(tokens.tokenizer, source, log_level=SILENT, limits=limits)
 
 
-def _source(spec: JsonSchema | JsonObject | Regex | Choice) -> str:
+def _source(spec: JsonSchema | JsonObject | Regex | Choice | Lark) -> str:
     """The grammar in llguidance's own notation."""
     match spec:
         case JsonSchema():
@@ -186,21 +186,28 @@ def _source(spec: JsonSchema | JsonObject | Regex | Choice) -> str:
             return LLMatcher.grammar_from_regex(spec.pattern)
         case Choice():
             return LLMatcher.grammar_from_regex("|".join(map(_literal, spec.options)))
+        case Lark():
+            return LLMatcher.grammar_from_lark(spec.text)
 
 
 def _json_source(schema: str, whitespace: Whitespace) -> str:
-    flexible = whitespace == "flexible"
+    pattern = _whitespace(whitespace)
     return LLMatcher.grammar_from_json_schema(
         schema,
         overrides={
             "item_separator": ",",
             "key_separator": ":",
-            "whitespace_flexible": flexible,
-            "whitespace_pattern": BOUNDED_WHITESPACE if flexible else None,
+            "whitespace_flexible": pattern is not None,
+            "whitespace_pattern": pattern,
             "coerce_one_of": False,
             "lenient": False,
         },
     )
+
+
+def _whitespace(whitespace: Whitespace) -> str | None:
+    """The regular expression of what may stand between two tokens of JSON; None for nothing."""
+    return {"compact": None, "flexible": FLEXIBLE_WHITESPACE}.get(whitespace, whitespace)
 
 
 def _literal(text: str) -> str:
@@ -208,10 +215,12 @@ def _literal(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9]", lambda match: f"\\x{{{ord(match[0]):x}}}", text)
 
 
-def _refusal(spec: JsonSchema | JsonObject | Regex | Choice, param: str, message: str) -> InvalidRequest:
+def _refusal(spec: JsonSchema | JsonObject | Regex | Choice | Lark, param: str, message: str) -> InvalidRequest:
     if isinstance(spec, Regex | Choice):
         # The reason follows the last "error:", after a drawing of the pattern and before one of our own notation.
         return refusal(param, message.rsplit("error:", 1)[-1].split("\n")[0], "invalid_regex")
+    if isinstance(spec, Lark):
+        return refusal(param, message.split("\n")[0], "invalid_grammar")
     if "nsatisfiable" in message:
         return refusal(param, message, "unsatisfiable")
     message = message.split(" Enable ")[0]  # a switch of llguidance's that we do not offer
