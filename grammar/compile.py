@@ -89,7 +89,7 @@ class Compiler:
     def _compile(self, spec: Spec, param: str) -> Grammar:
         if isinstance(spec, Ebnf):
             return self._xgrammar().compile(spec, param)
-        return compile_llguidance(spec, self._llguidance(), param)
+        return compile_llguidance(spec, self._llguidance(), param, self._remotes)
 
     def _llguidance(self) -> LlguidanceTokens:
         with self._loading:

@@ -5,18 +5,19 @@ Strict: a schema is enforced as a whole or refused. W words of 32 bits.
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
 from specdec.errors import ConfigError, InvalidRequest
+from specdec.grammar.lark import structure
 from specdec.grammar.refusal import refusal
+from specdec.grammar.schema import NO_REMOTES, prepare
 from specdec.grammar.spec import Choice, JsonObject, JsonSchema, Regex, Whitespace
 from specdec.grammar.walk import MatcherFailed, TreeConstraint, Vocabulary
 
@@ -121,16 +122,14 @@ class LlguidanceMatcher:
 
 
 def compile_llguidance(
-    spec: JsonSchema | JsonObject | Regex | Choice, tokens: LlguidanceTokens, param: str
+    spec: JsonSchema | JsonObject | Regex | Choice,
+    tokens: LlguidanceTokens,
+    param: str,
+    remotes: Mapping[str, object] = NO_REMOTES,
 ) -> LlguidanceGrammar:
-    """The grammar of `spec`. Raises `InvalidRequest` for `param` when it is invalid, unsupported or unsatisfiable."""
-    if isinstance(spec, JsonSchema) and _counts_keys(json.loads(spec.text)):
-        message = "minProperties above 1 and above the number of required keys cannot be enforced: keys may repeat"
-        raise refusal(param, message, "unsupported_schema")
-    try:
-        source = _source(spec)
-    except ValueError as error:
-        raise refusal(param, str(error), "invalid_schema") from error
+    """The grammar of `spec`; `remotes` are the documents that a schema may refer to. Raises `InvalidRequest` for
+    `param` when it is invalid, unsupported or unsatisfiable."""
+    source = _source(spec, param, remotes)
     matcher = _compiled(source, tokens)
     if matcher.is_error():
         raise _refusal(spec, param, matcher.get_error())
@@ -156,51 +155,37 @@ def _tokenizer(tokenizer_json: str, vocab_size: int, end_ids: tuple[int, ...]) -
         return LLTokenizer(tokenizer_json, n_vocab=max(vocab_size, size), eos_token=known)
 
 
-def _counts_keys(value: Any) -> bool:
-    """Whether a schema in `value` asks for more keys than it names as required. llguidance lets a map repeat a key and
-    counts both, so `{"a":1,"a":2}` would pass for two."""
-    if isinstance(value, list):
-        return any(map(_counts_keys, value))
-    if not isinstance(value, dict):
-        return False
-    least, required = value.get("minProperties"), value.get("required")
-    named = len(set(map(str, required))) if isinstance(required, list) else 0
-    if isinstance(least, int | float) and least > max(1, named):
-        return True
-    return any(map(_counts_keys, value.values()))
-
-
 def _compiled(source: str, tokens: LlguidanceTokens) -> LLMatcher:
     limits = LLParserLimits(max_items_in_row=MAX_ITEMS_IN_ROW, max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
     return LLMatcher(tokens.tokenizer, source, log_level=SILENT, limits=limits)
 
 
-def _source(spec: JsonSchema | JsonObject | Regex | Choice) -> str:
+def _source(spec: JsonSchema | JsonObject | Regex | Choice, param: str, remotes: Mapping[str, object]) -> str:
     """The grammar in llguidance's own notation."""
     match spec:
         case JsonSchema():
-            return _json_source(spec.text, spec.whitespace)
+            try:
+                prepared = prepare(spec.text, formats=spec.formats, remotes=remotes)
+            except InvalidRequest as error:
+                raise InvalidRequest(param, error.message, code=error.code) from error
+            return _lark(prepared.text, spec.whitespace)
         case JsonObject():
-            return _json_source('{"type":"object"}', spec.whitespace)
+            return _lark(prepare('{"type":"object"}').text, spec.whitespace)
         case Regex():
-            return LLMatcher.grammar_from_regex(spec.pattern)
+            return _regex(spec.pattern, param)
         case Choice():
-            return LLMatcher.grammar_from_regex("|".join(map(_literal, spec.options)))
+            return _regex("|".join(map(_literal, spec.options)), param)
 
 
-def _json_source(schema: str, whitespace: Whitespace) -> str:
-    flexible = whitespace == "flexible"
-    return LLMatcher.grammar_from_json_schema(
-        schema,
-        overrides={
-            "item_separator": ",",
-            "key_separator": ":",
-            "whitespace_flexible": flexible,
-            "whitespace_pattern": BOUNDED_WHITESPACE if flexible else None,
-            "coerce_one_of": False,
-            "lenient": False,
-        },
-    )
+def _lark(text: str, whitespace: Whitespace) -> str:
+    return LLMatcher.grammar_from_lark(text + structure(BOUNDED_WHITESPACE if whitespace == "flexible" else None))
+
+
+def _regex(pattern: str, param: str) -> str:
+    try:
+        return LLMatcher.grammar_from_regex(pattern)
+    except ValueError as error:
+        raise refusal(param, str(error), "invalid_regex") from error
 
 
 def _literal(text: str) -> str:
@@ -212,8 +197,4 @@ def _refusal(spec: JsonSchema | JsonObject | Regex | Choice, param: str, message
     if isinstance(spec, Regex | Choice):
         # The reason follows the last "error:", after a drawing of the pattern and before one of our own notation.
         return refusal(param, message.rsplit("error:", 1)[-1].split("\n")[0], "invalid_regex")
-    if "nsatisfiable" in message:
-        return refusal(param, message, "unsatisfiable")
-    message = message.split(" Enable ")[0]  # a switch of llguidance's that we do not offer
-    unsupported = message.startswith(("Unimplemented", "Unknown format", "Resource")) or "supported" in message
-    return refusal(param, message, "unsupported_schema" if unsupported else "invalid_schema")
+    return refusal(param, f"is too complex: {message}", "too_large")
