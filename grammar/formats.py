@@ -106,6 +106,8 @@ EXPRESSIONS: dict[str, str] = {
     "relative-json-pointer": f"(0|[1-9][0-9]*)(#|{_POINTER})",
 }
 PATTERNS: dict[str, str] = {name: f"^({expression})$" for name, expression in EXPRESSIONS.items()}
+for _name in ("email", "idn-email"):  # RFC 5321, section 4.5.3.1
+    PATTERNS[_name] = f"^(?=[^@]{{1,64}}@[^@]{{1,253}}$)({EXPRESSIONS[_name]})$"
 # The length that goes with a pattern, where the format has one.
 MAX_LENGTHS: dict[str, int] = {"hostname": 253, "idn-hostname": 253}
 # Formats whose pattern leaves nothing out, so that its complement is exact too.

@@ -37,6 +37,7 @@ from specdec.grammar.shapes import (
     Object,
     Pattern,
     Refusal,
+    Residue,
     Shape,
     String,
     Tests,
@@ -70,8 +71,8 @@ class TooLarge(Exception):
 
 
 def structure(whitespace: str | None) -> str:
-    """The terminals between the values of a grammar that `write` made. `whitespace` is a regular expression for what may
-    stand on either side of them, once; None for nothing."""
+    """The terminals between the values of a grammar that `write` made. `whitespace` is a regular expression for what
+    may stand on either side of them, once; None for nothing."""
     blank = f"({whitespace})?" if whitespace else ""
     sides = {"COMMA": (",", blank, blank), "COLON": (":", blank, blank)}
     sides |= {"OBRACE": ("{", "", blank), "CBRACE": ("}", blank, "")}
@@ -327,14 +328,15 @@ class _Writer:
                 case Integral() if not expected:
                     parts.append(r"~/-?[0-9]+(\.0+)?/")
                 case MultipleOf():
-                    reason = "what is no multiple cannot be asked for"
-                    self._refusals.add(Refusal("", "multipleOf", reason))
+                    self._refusals.update(shape.doubts)
         return "(" + " & ".join(parts) + ")"
 
     def _multiples(self, shape: Number) -> str:
         """Multiples of a number: the one thing that terminals cannot say and the backend's own schemas can."""
         divisor = functools.reduce(_common_multiple, _divisors(shape))
         integral = (Integral(), True) in shape.tests
+        if integral:
+            divisor = _common_multiple(divisor, Decimal(1))
         schema: dict[str, Any] = {"type": "integer" if integral else "number", "multipleOf": float(divisor)}
         if divisor == divisor.to_integral_value():
             schema |= {"type": "integer", "multipleOf": int(divisor)}
@@ -345,14 +347,17 @@ class _Writer:
             value, exclusive = bound
             number = int(value) if value == value.to_integral_value() else float(value)
             if abs(value) >= 1 << 53 or Decimal(str(number)) != value:
-                self._refusals.add(Refusal("", "multipleOf", "beside a bound of so many digits"))
+                self._refusals.update(shape.doubts)
             schema[f"exclusiveM{name}" if exclusive else f"m{name}"] = number
-        if divisor >= 1 << 32 or divisor.normalize() != Decimal(str(schema["multipleOf"])).normalize():
-            self._refusals.add(Refusal("", "multipleOf", "a divisor of so many digits"))
+        if (
+            divisor.scaleb(-int(divisor.normalize().as_tuple().exponent)) >= 1 << 32
+            or divisor.normalize() != Decimal(str(schema["multipleOf"])).normalize()
+        ):
+            self._refusals.update(shape.doubts)
         if any(
             not isinstance(test, MultipleOf | Integral | AtLeast) or not _is_plain(test, e) for test, e in shape.tests
         ):
-            self._refusals.add(Refusal("", "multipleOf", "cannot be joined with what else is asked of the number"))
+            self._refusals.update(shape.doubts)
         return self._rule(self._name("m"), [f"%json {json.dumps(schema)}"])
 
     # Arrays
@@ -399,7 +404,7 @@ class _Writer:
         caps = [count.least if count.most is None else max(count.least, count.most) for count in counts]
         size = (length_cap + 1) * _product(cap + 1 for cap in caps) * 2 ** len(counts)
         if size > MAX_COUNTED:
-            self._refusals.add(Refusal("", "contains", "the counts of items multiply beyond the budget"))
+            self._refusals.update(shape.doubts)
             return "OBRACKET CBRACKET"
         start = (0, (0,) * len(counts))
         names: dict[tuple[int, tuple[int, ...]], str] = {start: self._name("q")}
@@ -492,7 +497,8 @@ class _Writer:
         names = dict.fromkeys(name for name, _ in shape.named)
         names.update(dict.fromkeys(shape.required))
         rules = [(tests, child) for tests, child in shape.rules if child != ANY]
-        for tests, *_ in (*rules, *shape.some):
+        conditions = [tests for tests, _ in rules] + [tests for tests, _, _ in shape.some]
+        for tests in conditions:
             for test, _ in sorted(tests, key=repr):
                 names.update(dict.fromkeys(sorted(self._listed(test) or ())))
         named = [(name, child_of(shape, name, self._lowering.holds)) for name in names]
@@ -522,8 +528,7 @@ class _Writer:
         live = [(tests, child) for tests, child in rules if tests is not None]
         atoms = sorted({test for tests, _ in live for test, _ in tests} | {test for test, _ in wanted}, key=repr)
         if len(atoms) > MAX_ATOMS:
-            reason = "more than six patterns tell the keys apart"
-            self._refusals.add(Refusal("", "patternProperties", reason))
+            self._refusals.update(shape.doubts - self._counts(shape))
             return []
         groups: dict[Child, list[tuple[bool, ...]]] = {}
         for truth in itertools.product((True, False), repeat=len(atoms)):
@@ -562,6 +567,10 @@ class _Writer:
                 found.add((test, expected))
         return frozenset(found)
 
+    def _counts(self, shape: Object) -> Residue:
+        """The doubts about how many keys there are."""
+        return frozenset(doubt for doubt in shape.doubts if doubt.keyword in ("minProperties", "maxProperties"))
+
     def _object(self, shape: Object) -> str:
         keys = self._keys(shape)
         named = [(name, child, name in shape.required) for name, child in keys.named if child in self._productive]
@@ -570,7 +579,7 @@ class _Writer:
         most = shape.most if shape.most is not None and (cells or shape.most < len(named)) else None
         least = shape.least if shape.least > fewest else 0
         if least > fewest + 1 and cells and least > fewest:
-            self._refusals.update(shape.counted)
+            self._refusals.update(self._counts(shape))
             least = 0
         if shape.some or most is not None or least > 1 or (least and fewest):
             return self._counted_object(shape, named, cells, least, most)
@@ -638,7 +647,7 @@ class _Writer:
         cap = most if most is not None else max(least, 1)
         cap = min(cap, len(named) + 1) if not cells else cap
         if (len(named) + 1) * (cap + 1) * 2 > MAX_COUNTED:
-            self._refusals.update(shape.counted)
+            self._refusals.update(self._counts(shape))
             self._refusals.update(refusal for _, _, refusal in shape.some)
             return "OBRACE CBRACE"
         some = next(iter(shape.some), None)

@@ -5,19 +5,19 @@ Strict: a schema is enforced as a whole or refused. W words of 32 bits.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
-from specdec.errors import ConfigError, InvalidRequest
+from specdec.errors import ConfigError
+from specdec.grammar.lark import structure
 from specdec.grammar.refusal import refusal
-from specdec.grammar.spec import Choice, JsonObject, JsonSchema, Lark, Regex, Whitespace
+from specdec.grammar.schema import PreparedSchema
+from specdec.grammar.spec import Choice, Lark, Regex, Whitespace
 from specdec.grammar.walk import MatcherFailed, TreeConstraint, Vocabulary
 
 SILENT = 0
@@ -52,10 +52,13 @@ class LlguidanceTokens:
         )
         return cls(tokenizer, Vocabulary.of(vocab_size, text_ids, end_ids))
 
+    def spell(self, token: int) -> bytes:
+        """The bytes of one token."""
+        return self.tokenizer.decode_bytes([token])
+
     def token_bytes(self) -> list[bytes]:
         """The bytes of every token of the logits, in order; empty for those that are no text."""
-        decode = self.tokenizer.decode_bytes
-        return [decode([t]) if self.vocabulary.is_text(t) else b"" for t in range(self.vocabulary.size)]
+        return [self.spell(t) if self.vocabulary.is_text(t) else b"" for t in range(self.vocabulary.size)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,20 +123,36 @@ class LlguidanceMatcher:
             raise MatcherFailed(" ".join(self._matcher.get_error().replace("<non-verbose/>", "").split())[:300])
 
 
-def compile_llguidance(
-    spec: JsonSchema | JsonObject | Regex | Choice | Lark, tokens: LlguidanceTokens, param: str
-) -> LlguidanceGrammar:
-    """The grammar of `spec`. Raises `InvalidRequest` for `param` when it is invalid, unsupported or unsatisfiable."""
-    if isinstance(spec, JsonSchema) and _counts_keys(json.loads(spec.text)):
-        message = "minProperties above 1 and above the number of required keys cannot be enforced: keys may repeat"
-        raise refusal(param, message, "unsupported_schema")
+def compile_llguidance(spec: Regex | Choice | Lark, tokens: LlguidanceTokens, param: str) -> LlguidanceGrammar:
+    """The grammar of `spec`. Raises `InvalidRequest` for `param` when it is invalid, too large or unsatisfiable."""
+    code = "invalid_grammar" if isinstance(spec, Lark) else "invalid_regex"
     try:
         source = _source(spec)
     except ValueError as error:
-        raise refusal(param, str(error), "invalid_schema") from error
+        raise refusal(param, str(error), code) from error
     matcher = _compiled(source, tokens)
     if matcher.is_error():
-        raise _refusal(spec, param, matcher.get_error())
+        message = matcher.get_error()
+        if not isinstance(spec, Lark):
+            # The reason follows the last "error:", after a drawing of the pattern and before one of our own notation.
+            message = message.rsplit("error:", 1)[-1]
+        raise refusal(param, message.split("\n")[0], code)
+    return _started(source, matcher, tokens, param)
+
+
+def compile_json(
+    prepared: PreparedSchema, whitespace: Whitespace, tokens: LlguidanceTokens, param: str
+) -> LlguidanceGrammar:
+    """The grammar of a schema. Raises `InvalidRequest` for `param` when it is too large or unsatisfiable."""
+    source = LLMatcher.grammar_from_lark(prepared.text + structure(_whitespace(whitespace)))
+    matcher = _compiled(source, tokens)
+    if matcher.is_error():
+        raise refusal(param, f"is too complex: {matcher.get_error()}", "too_large")
+    return _started(source, matcher, tokens, param)
+
+
+def _started(source: str, matcher: LLMatcher, tokens: LlguidanceTokens, param: str) -> LlguidanceGrammar:
+    """The grammar, if a text can begin under it."""
     try:
         row_W = tokens.vocabulary.row(LlguidanceMatcher(matcher))
     except MatcherFailed as failure:
@@ -156,53 +175,20 @@ def _tokenizer(tokenizer_json: str, vocab_size: int, end_ids: tuple[int, ...]) -
         return LLTokenizer(tokenizer_json, n_vocab=max(vocab_size, size), eos_token=known)
 
 
-def _counts_keys(value: Any) -> bool:
-    """Whether a schema in `value` asks for more keys than it names as required. llguidance lets a map repeat a key and
-    counts both, so `{"a":1,"a":2}` would pass for two."""
-    if isinstance(value, list):
-        return any(map(_counts_keys, value))
-    if not isinstance(value, dict):
-        return False
-    least, required = value.get("minProperties"), value.get("required")
-    named = len(set(map(str, required))) if isinstance(required, list) else 0
-    if isinstance(least, int | float) and least > max(1, named):
-        return True
-    return any(map(_counts_keys, value.values()))
-
-
 def _compiled(source: str, tokens: LlguidanceTokens) -> LLMatcher:
     limits = LLParserLimits(max_items_in_row=MAX_ITEMS_IN_ROW, max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
     return LLMatcher(tokens.tokenizer, source, log_level=SILENT, limits=limits)
 
 
-def _source(spec: JsonSchema | JsonObject | Regex | Choice | Lark) -> str:
+def _source(spec: Regex | Choice | Lark) -> str:
     """The grammar in llguidance's own notation."""
     match spec:
-        case JsonSchema():
-            return _json_source(spec.text, spec.whitespace)
-        case JsonObject():
-            return _json_source('{"type":"object"}', spec.whitespace)
         case Regex():
             return LLMatcher.grammar_from_regex(spec.pattern)
         case Choice():
             return LLMatcher.grammar_from_regex("|".join(map(_literal, spec.options)))
         case Lark():
             return LLMatcher.grammar_from_lark(spec.text)
-
-
-def _json_source(schema: str, whitespace: Whitespace) -> str:
-    pattern = _whitespace(whitespace)
-    return LLMatcher.grammar_from_json_schema(
-        schema,
-        overrides={
-            "item_separator": ",",
-            "key_separator": ":",
-            "whitespace_flexible": pattern is not None,
-            "whitespace_pattern": pattern,
-            "coerce_one_of": False,
-            "lenient": False,
-        },
-    )
 
 
 def _whitespace(whitespace: Whitespace) -> str | None:
@@ -213,16 +199,3 @@ def _whitespace(whitespace: Whitespace) -> str | None:
 def _literal(text: str) -> str:
     """A regular expression for exactly `text`."""
     return re.sub(r"[^A-Za-z0-9]", lambda match: f"\\x{{{ord(match[0]):x}}}", text)
-
-
-def _refusal(spec: JsonSchema | JsonObject | Regex | Choice | Lark, param: str, message: str) -> InvalidRequest:
-    if isinstance(spec, Regex | Choice):
-        # The reason follows the last "error:", after a drawing of the pattern and before one of our own notation.
-        return refusal(param, message.rsplit("error:", 1)[-1].split("\n")[0], "invalid_regex")
-    if isinstance(spec, Lark):
-        return refusal(param, message.split("\n")[0], "invalid_grammar")
-    if "nsatisfiable" in message:
-        return refusal(param, message, "unsatisfiable")
-    message = message.split(" Enable ")[0]  # a switch of llguidance's that we do not offer
-    unsupported = message.startswith(("Unimplemented", "Unknown format", "Resource")) or "supported" in message
-    return refusal(param, message, "unsupported_schema" if unsupported else "invalid_schema")

@@ -1,9 +1,10 @@
-"""From keywords to shapes: what each keyword allows, and what it does not. Where a union would grow too large or a keyword
-has no exact shape, the shape carries a refusal and allows too much; whoever writes the grammar decides.
+"""From keywords to shapes: what each keyword allows, and what it does not. Where a union would grow too large or a
+keyword has no exact shape, the shape carries a refusal and allows too much; whoever writes the grammar decides.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -11,7 +12,7 @@ from decimal import Decimal
 from typing import Any, Literal
 
 from specdec.grammar import formats, numbers, patterns
-from specdec.grammar.references import Documents, Place, Unresolvable
+from specdec.grammar.references import Documents, Place
 from specdec.grammar.shapes import (
     ALL_ITEMS,
     ANY,
@@ -152,7 +153,7 @@ class Lowering:
             case Never():
                 return () if positive else FULL
             case Equals():
-                return self._value(json.loads(atom.text, parse_float=Decimal), positive)
+                return self._value(json.loads(atom.text, parse_float=Decimal), positive, atom.pointer)
             case Either():
                 unions = [self._conjunction(child, positive) for child in atom.children]
                 return unite(*unions) if positive else self._meet_all(unions, None)
@@ -161,7 +162,8 @@ class Lowering:
 
     def _conjunction(self, child: Child, positive: bool) -> Union:
         unions = [self._expand(atom, holds is positive) for atom, holds in sorted(child, key=repr)]
-        return self._meet_all(unions, None) if positive else unite(*unions)
+        # What fails has looked at nothing, even where failing means that something else holds.
+        return self._meet_all(unions, None) if positive else unite(map(_forget, itertools.chain(*unions)))
 
     def _schema(self, place: Place, scope: tuple[str, ...], positive: bool) -> Union:
         schema = self._documents.schema(place)
@@ -213,6 +215,9 @@ class Lowering:
 
     def _refusal(self, place: Place, keyword: str, reason: str) -> Refusal:
         return Refusal(str(self._documents.child(place, keyword)), keyword, reason)
+
+    def _pointer(self, site: _Site) -> str:
+        return str(self._documents.child(site.place, site.keyword))
 
     def _refused(self, site: _Site, reason: str, kind: type[Shape] | None = None) -> Union:
         """Everything, with a refusal on the shapes of one type, or all."""
@@ -289,7 +294,7 @@ class Lowering:
 
     # Values
 
-    def _value(self, value: Any, positive: bool) -> Union:
+    def _value(self, value: Any, positive: bool, pointer: str) -> Union:
         match value:
             case None:
                 return (Null(),) if positive else others(Null)
@@ -304,7 +309,7 @@ class Lowering:
                 test = Among(frozenset({value}))
                 return (String(frozenset({(test, positive)})), *(() if positive else others(String)))
             case list():
-                children = [_equal(item) for item in value]
+                children = [_equal(item, pointer) for item in value]
                 size = len(value)
                 if positive:
                     return (Array(tuple(children), NONE, size, size),)
@@ -317,11 +322,14 @@ class Lowering:
             case dict():
                 names = tuple(value)
                 if positive:
-                    named = tuple((name, _equal(item)) for name, item in value.items())
+                    named = tuple((name, _equal(item, pointer)) for name, item in value.items())
                     return (Object(named, frozenset({(frozenset(), NONE)}), names, len(names)),)
                 found = [Object(((name, NONE),)) for name in names]
-                found += [Object(((name, _opposite(_equal(item))),), required=(name,)) for name, item in value.items()]
-                refusal = Refusal("", "const", "an object of more keys is another value")
+                found += [
+                    Object(((name, _opposite(_equal(item, pointer))),), required=(name,))
+                    for name, item in value.items()
+                ]
+                refusal = Refusal(pointer, "const", "an object of more keys is another value")
                 found.append(Object(some=frozenset({(frozenset({(Among(frozenset(names)), False)}), ANY, refusal)})))
                 return (*found, *others(Object))
         raise AssertionError(value)
@@ -340,12 +348,12 @@ class Lowering:
         return unite(found)
 
     def _const(self, site: _Site, positive: bool) -> Union:
-        return self._guarded(site, lambda: self._value(site.value, positive))
+        return self._guarded(site, lambda: self._value(site.value, positive, self._pointer(site)))
 
     def _enum(self, site: _Site, positive: bool) -> Union:
         def build() -> Union:
             if positive:
-                return unite(*(self._value(value, True) for value in site.value))
+                return unite(*(self._value(value, True, self._pointer(site)) for value in site.value))
             scalars: list[Any] = [v for v in site.value if not isinstance(v, dict | list)]
             texts = frozenset(v for v in scalars if isinstance(v, str))
             values = frozenset(Decimal(v) for v in scalars if isinstance(v, int | Decimal) and not isinstance(v, bool))
@@ -358,7 +366,9 @@ class Lowering:
                 Array(),
                 Object(),
             )
-            rest = [self._value(value, False) for value in site.value if isinstance(value, dict | list)]
+            rest = [
+                self._value(value, False, self._pointer(site)) for value in site.value if isinstance(value, dict | list)
+            ]
             return self._meet_all([union, *rest], None)
 
         return self._guarded(site, build)
@@ -389,8 +399,10 @@ class Lowering:
         divisor = Decimal(site.value)
         if divisor.adjusted() > 9 or -divisor.as_tuple().exponent > 12:  # type: ignore[operator]
             return self._refused(site, "the divisor is too large or too small", Number)
-        tests = frozenset({(MultipleOf(divisor), positive)})
-        return (Number(tests), *(others(Number) if positive else ()))
+        tests: Tests = frozenset({(MultipleOf(divisor), positive)})
+        reason = "only multiples, within bounds of up to 15 digits, can be written"
+        doubts = frozenset({self._refusal(site.place, site.keyword, reason)})
+        return (Number(tests, doubts), *(others(Number) if positive else ()))
 
     def _length(self, site: _Site, positive: bool) -> Union:
         least = int(site.value) + (site.keyword == "maxLength")
@@ -415,7 +427,7 @@ class Lowering:
             return self._refused(site, formats.REFUSED[name], String)
         if not positive and name not in formats.EXACT:
             return self._refused(site, f"what is not {name} is not known exactly", String)
-        tests = {(Pattern(formats.PATTERNS[name]), positive)}
+        tests: set[tuple[Any, bool]] = {(Pattern(formats.PATTERNS[name]), positive)}
         if name in formats.MAX_LENGTHS:
             tests.add((Length(formats.MAX_LENGTHS[name] + 1), False))
         return (String(frozenset(tests)), *(others(String) if positive else ()))
@@ -446,7 +458,11 @@ class Lowering:
         child = self._sub(site)
         if positive:
             return (Array((ANY,) * offset, child, evaluated=ALL_ITEMS if self._tracks else 0), *others(Array))
-        return (Array(counts=frozenset({Count(offset, _opposite(child), 1, None)})),)
+        return (self._counted(site, Count(offset, _opposite(child), 1, None)),)
+
+    def _counted(self, site: _Site, count: Count) -> Array:
+        refusal = self._refusal(site.place, site.keyword, "the counts of items multiply beyond the budget")
+        return Array(counts=frozenset({count}), doubts=frozenset({refusal}))
 
     def _item_bound(self, site: _Site, positive: bool) -> Union:
         value = min(int(site.value), ENORMOUS)
@@ -463,14 +479,16 @@ class Lowering:
         least = int(site.schema.get("minContains", 1)) if later else 1
         most = int(site.schema["maxContains"]) if later and "maxContains" in site.schema else None
         if positive:
-            seen = self._tracks and self._documents.draft(site.place) >= 2020
-            counts = frozenset({Count(0, child, least, most)}) if least or most is not None else frozenset()
-            return (Array(counts=counts, evaluated_by=frozenset({child}) if seen else frozenset()), *others(Array))
+            asks = least or most is not None
+            shape = self._counted(site, Count(0, child, least, most)) if asks else Array()
+            if self._tracks and self._documents.draft(site.place) >= 2020:
+                shape = replace(shape, evaluated_by=frozenset({child}))
+            return (shape, *others(Array))
         found: list[Shape] = []
         if least:
-            found.append(Array(counts=frozenset({Count(0, child, 0, least - 1)})))
+            found.append(self._counted(site, Count(0, child, 0, least - 1)))
         if most is not None:
-            found.append(Array(counts=frozenset({Count(0, child, most + 1, None)})))
+            found.append(self._counted(site, Count(0, child, most + 1, None)))
         return tuple(found)
 
     def _beside(self, site: _Site, positive: bool) -> Union:
@@ -502,7 +520,9 @@ class Lowering:
             rules.append((frozenset({(Pattern(pattern), True)}), self._sub(site, pattern)))
         if positive:
             seen = frozenset(Pattern(pattern) for pattern in site.value) if self._tracks else frozenset()
-            return (Object(rules=frozenset(rules), evaluated=seen), *others(Object))
+            reason = "more than six tests tell the keys apart"
+            doubts = frozenset({self._refusal(site.place, site.keyword, reason)})
+            return (Object(rules=frozenset(rules), evaluated=seen, doubts=doubts), *others(Object))
         refusal = self._refusal(site.place, site.keyword, "a key that breaks the rule cannot be asked for")
         return tuple(Object(some=frozenset({(tests, _opposite(child), refusal)})) for tests, child in rules)
 
@@ -546,11 +566,11 @@ class Lowering:
         )
         counted = frozenset({refusal})
         if (site.keyword == "minProperties") is positive:
-            shape: Union = (Object(least=value if positive else value + 1, counted=counted),)
+            shape: Union = (Object(least=value if positive else value + 1, doubts=counted),)
         elif positive:
-            shape = (Object(most=value, counted=counted),)
+            shape = (Object(most=value, doubts=counted),)
         else:
-            shape = (Object(most=value - 1, counted=counted),) if value else ()
+            shape = (Object(most=value - 1, doubts=counted),) if value else ()
         return (*shape, *(others(Object) if positive else ()))
 
     def _dependent(self, site: _Site, positive: bool) -> Union:
@@ -651,19 +671,24 @@ class Lowering:
 
     def _unevaluated(self, site: _Site, union: Union) -> Union:
         child = self._sub(site)
-        found = []
+        found: list[Shape] = []
         for shape in union:
+            left: Shape | None = shape
             if isinstance(shape, Array) and site.keyword == "unevaluatedItems":
-                found.append(self._unevaluated_items(shape, child))
+                left = self._unevaluated_items(shape, child)
             elif isinstance(shape, Object) and site.keyword == "unevaluatedProperties":
-                tests: Tests = frozenset((test, False) for test in shape.evaluated)
-                rule = Object(rules=frozenset({(tests, child)}), evaluated=frozenset({Everything()}))
-                found.append(rule if Everything() not in shape.evaluated else Object())
-                found[-1] = meet(shape, found[-1], self.holds) or Object()
-            else:
-                found.append(shape)
-        settled = (self._settled(shape) for shape in found)
-        return unite(shape for shape in settled if shape is not None)
+                left = self._unevaluated_properties(shape, child)
+            left = self._settled(left)
+            if left is not None:
+                found.append(left)
+        return unite(found)
+
+    def _unevaluated_properties(self, shape: Object, child: Child) -> Shape | None:
+        if Everything() in shape.evaluated:
+            return shape
+        tests: Tests = frozenset((test, False) for test in shape.evaluated)
+        rule = Object(rules=frozenset({(tests, child)}), evaluated=frozenset({Everything()}))
+        return meet(shape, rule, self.holds)
 
     def _unevaluated_items(self, shape: Array, child: Child) -> Array:
         if shape.evaluated == ALL_ITEMS:
@@ -749,20 +774,53 @@ METHODS: dict[str, tuple[int, int, Method]] = {
     "$dynamicRef": (2020, 9999, Lowering._reference),
     "$recursiveRef": (2019, 2019, Lowering._reference),
 }
-NAMING = frozenset("properties $ref $dynamicRef $recursiveRef allOf anyOf oneOf".split())
+NAMING = frozenset(
+    ["properties", "$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf"]
+)  # they name keys, in order
 REWRITTEN = frozenset(
-    "oneOf not if then else contains minContains maxContains uniqueItems propertyNames minProperties maxProperties "
-    "dependencies dependentRequired dependentSchemas $dynamicRef $recursiveRef".split()
+    [
+        "oneOf",
+        "not",
+        "if",
+        "then",
+        "else",
+        "contains",
+        "minContains",
+        "maxContains",
+        "uniqueItems",
+        "propertyNames",
+        "minProperties",
+        "maxProperties",
+        "dependencies",
+        "dependentRequired",
+        "dependentSchemas",
+        "$dynamicRef",
+        "$recursiveRef",
+    ]
 )
-IDENTIFIERS = frozenset("$schema $id id $anchor $dynamicAnchor $recursiveAnchor $defs definitions".split())
+IDENTIFIERS = frozenset(
+    ["$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$defs", "definitions"]
+)
 ANNOTATIONS = frozenset(
-    "title description default examples readOnly writeOnly deprecated $comment $vocabulary contentMediaType "
-    "contentEncoding contentSchema".split()
+    [
+        "title",
+        "description",
+        "default",
+        "examples",
+        "readOnly",
+        "writeOnly",
+        "deprecated",
+        "$comment",
+        "$vocabulary",
+        "contentMediaType",
+        "contentEncoding",
+        "contentSchema",
+    ]
 )
 
 
-def _equal(value: Any) -> Child:
-    return frozenset({(Equals(_canonical(value)), True)})
+def _equal(value: Any, pointer: str) -> Child:
+    return frozenset({(Equals(_canonical(value), pointer), True)})
 
 
 def _canonical(value: Any) -> str:
@@ -832,7 +890,7 @@ def _settled_numbers(shape: Number) -> Number | None:
         rest = [(test, expected) for test, expected in shape.tests if not (expected and isinstance(test, Among))]
         values = frozenset.intersection(*lists)
         kept = frozenset(v for v in values if all(number_holds(test, v) is expected for test, expected in rest))
-        return Number(frozenset({(Among(kept), True)}), shape.residue) if kept else None
+        return Number(frozenset({(Among(kept), True)}), residue=shape.residue) if kept else None
     low, high = bounds(shape.tests)
     integral = (Integral(), True) in shape.tests
     if low is not None and high is not None:

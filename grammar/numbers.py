@@ -30,7 +30,7 @@ def equal(value: Decimal) -> str:
     """The spellings of one number, without exponents."""
     whole, fraction = _digits(value)
     sign = "-?" if value == 0 else "-" if value < 0 else ""
-    zeros = rf"(\.0+)?" if not fraction else rf"\.{fraction}0*"
+    zeros = r"(\.0+)?" if not fraction else rf"\.{fraction}0*"
     return f"/{sign}{whole}{zeros}/"
 
 

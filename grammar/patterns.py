@@ -1,7 +1,7 @@
 """Regular expressions of ECMA-262 with the flag u, as JSON Schema has them, read into what a JSON string may hold.
 
-The result is written in the backend's dialect (Rust's) over the *escaped* text between the quotes of a JSON string. Every
-assertion is resolved here or refused: anchors, and look-around at either end of an anchored pattern.
+The result is in the backend's dialect (Rust's), over the *escaped* text between the quotes of a JSON string. Anchors,
+and look-around at either end of an anchored pattern, are resolved here; all other assertions are refused.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ CHARACTER = f"({RAW}" + r"|\\([\x{22}\\bfnrt]|u00(0[0-7bef]|1[0-9a-f])))"
 ANYTHING = f"{CHARACTER}*"
 NOTHING = "(/a/ & /b/)"
 
-_SPACES = ((9, 13), (32, 32), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029), (0x202F, 0x202F))
-_SPACES += ((0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF))
+_SPACES: tuple[tuple[int, int], ...] = (
+    *((9, 13), (0x20, 0x20), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029)),
+    *((0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)),
+)
 _CATEGORIES = {
     "Letter": "L",
     "Cased_Letter": "LC",
@@ -287,10 +289,8 @@ def _render(node: Node) -> str:
 def _render_class(node: Class) -> str:
     ranges = "".join(f"\\x{{{low:x}}}-\\x{{{high:x}}}" for low, high in node.ranges)
     members = ranges + "".join("\\" + name for name in node.properties)
-    if members:
-        raw = f"[[{'^' if node.negated else ''}{members}]&&{RAW}]"
-    else:
-        raw = RAW if node.negated else "[a&&b]"
+    sign = "^" if node.negated else ""
+    raw = f"[[{sign}{members}]&&{RAW}]" if members else RAW if node.negated else "[a&&b]"
     special = [literal(text) for code, text in ESCAPES.items() if _holds(node, code)]
     return "(" + "|".join([raw, *special]) + ")" if special else raw
 

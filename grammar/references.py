@@ -254,6 +254,6 @@ def _join(start: str, reference: str) -> str:
     if reference.startswith("#") or not reference:
         return start.partition("#")[0] + reference
     scheme, colon, rest = start.partition(":")
-    if colon and "//" == rest[:2] and _ABSOLUTE.match(start):
+    if colon and rest[:2] == "//" and _ABSOLUTE.match(start):
         return scheme + urljoin("http:" + rest, reference)[len("http") :]
     return urljoin(start, reference)

@@ -1,13 +1,15 @@
-"""The front end for JSON Schema: from a schema to a grammar that means the same, with a verdict on every keyword. What the
-grammar cannot say is refused. Knows no tokenizer and no mask.
+"""The front end for JSON Schema: from a schema to a grammar that means the same, with a verdict on every keyword. What
+the grammar cannot say is refused. Knows no tokenizer and no mask.
 """
 
 from __future__ import annotations
 
 import decimal
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 import jsonschema_rs
@@ -30,12 +32,12 @@ VALIDATORS: dict[int, Any] = {
     2020: jsonschema_rs.Draft202012Validator,
 }
 _OLD_KEYWORDS = ("additionalItems", "dependencies")
-NO_REMOTES: Mapping[str, object] = {}
+NO_REMOTES: Mapping[str, object] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class Keyword:
-    """What became of one keyword. `pointer` is the JSON pointer of the keyword itself, as in `/properties/a/pattern`."""
+    """What became of one keyword. `pointer` leads to the keyword itself, as in `/properties/a/pattern`."""
 
     pointer: str
     keyword: str
@@ -45,8 +47,8 @@ class Keyword:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedSchema:
-    """A schema ready for the backend: `text` is its grammar in llguidance's Lark notation, to which a rule for whitespace
-    may be added; `draft` the URI of its draft; `validator` judges whole values by the original schema."""
+    """A schema ready for the backend: `text` is its grammar in llguidance's Lark notation, without the terminals of
+    `lark.structure`; `draft` is the URI of its draft; `validator` judges whole values by the original schema."""
 
     text: str
     keywords: tuple[Keyword, ...]
@@ -75,8 +77,8 @@ class SchemaRefused(InvalidRequest):
 def prepare(
     schema_text: str, *, formats: Formats = "assert", remotes: Mapping[str, object] = NO_REMOTES
 ) -> PreparedSchema:
-    """The grammar of a schema (JSON text of an object or a boolean). `remotes` are the documents that it may refer to, by
-    URI; nothing is fetched. Formats are enforced, or ignored where they are to "annotate".
+    """The grammar of a schema (JSON text of an object or a boolean). `remotes` are the documents that it may refer to,
+    by URI; nothing is fetched. Formats are enforced, or ignored where they are to "annotate".
 
     Raises `InvalidRequest` for `schema`, with the pointers of all keywords that are refused; its code is
     "invalid_schema", "unsupported_schema", "unsatisfiable" or "too_large".
@@ -151,18 +153,23 @@ def _draft(schema: Any) -> int:
 def _validator(schema: Any, draft: int, formats: Formats, remotes: Mapping[str, object]) -> Any:
     """The validator of the schema as it came. Raises `InvalidRequest` where it is no schema of its draft."""
     try:
-        registry = jsonschema_rs.Registry(list(remotes.items()), draft=None, retriever=_refuse_to_fetch)
+        documents: list[tuple[str, Any]] = list(remotes.items())
+        registry = jsonschema_rs.Registry(documents, retriever=_refuse_to_fetch)
         return VALIDATORS[draft](
             schema, validate_formats=formats == "assert", ignore_unknown_formats=True, registry=registry, offline=True
         )
     except jsonschema_rs.ValidationError as error:
+        missing = re.match("Resource '(.*?)' is not present in a registry", error.message)
+        if missing is not None:
+            message = f"$ref: {missing[1]} is not among the documents at hand, and nothing is fetched"
+            raise refusal("schema", message, "unsupported_schema") from error
         pointer = "".join(f"/{token}" for token in error.instance_path)
         raise refusal("schema", f"{pointer + ': ' if pointer else ''}{error.message}", "invalid_schema") from error
     except (ValueError, jsonschema_rs.ReferencingError) as error:
         raise refusal("schema", str(error), "invalid_schema") from error
 
 
-def _refuse_to_fetch(uri: str) -> object:
+def _refuse_to_fetch(uri: str) -> Any:
     raise ValueError(f"{uri} is not among the documents at hand, and nothing is fetched")
 
 

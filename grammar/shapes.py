@@ -1,12 +1,12 @@
-"""What JSON values a schema allows, as a union of shapes of one type each, and how two of them meet. Children are named,
-not expanded, so a shape is finite where the schema is recursive. Knows no keywords and no grammar.
+"""What JSON values a schema allows, as a union of shapes of one type each, and how two of them meet. Children are
+named, not expanded, so a shape is finite where the schema is recursive. Knows no keywords and no grammar.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
@@ -25,9 +25,10 @@ class Is:
 
 @dataclass(frozen=True, slots=True)
 class Equals:
-    """One value, as its canonical JSON text."""
+    """One value, as its canonical JSON text; `pointer` leads to the keyword that it comes from."""
 
     text: str
+    pointer: str = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +137,10 @@ class Boolean:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """Numbers that pass tests."""
+    """Numbers that pass tests. `doubts` are the refusals for what may prove impossible to write."""
 
     tests: Tests = frozenset()
+    doubts: Residue = frozenset()
     residue: Residue = frozenset()
 
 
@@ -168,6 +170,7 @@ class Array:
     """Arrays: what stands at the first places, what at all others, and how many there are.
 
     `evaluated` items have been looked at by a keyword, and so have those that a child of `evaluated_by` allows.
+    `doubts` as in `Number`.
     """
 
     prefix: tuple[Child, ...] = ()
@@ -178,6 +181,7 @@ class Array:
     unique: Residue = frozenset()
     evaluated: int = 0
     evaluated_by: frozenset[Child] = frozenset()
+    doubts: Residue = frozenset()
     residue: Residue = frozenset()
 
 
@@ -185,8 +189,8 @@ class Array:
 class Object:
     """Objects: what the named keys hold, and, by `rules`, all other keys that pass a rule's tests.
 
-    `some` are rules of which each must be used by one key at least. `counted` says which keywords stand behind `least`
-    and `most`. Keys that pass a test of `evaluated` have been looked at by a keyword.
+    `some` are rules of which each must be used by one key at least. Keys that pass a test of `evaluated` have been
+    looked at by a keyword. `doubts` as in `Number`.
     """
 
     named: tuple[tuple[str, Child], ...] = ()
@@ -195,7 +199,7 @@ class Object:
     least: int = 0
     most: int | None = None
     some: frozenset[tuple[Tests, Child, Refusal]] = frozenset()
-    counted: Residue = frozenset()
+    doubts: Residue = frozenset()
     evaluated: frozenset[StringTest] = frozenset()
     residue: Residue = frozenset()
 
@@ -237,7 +241,9 @@ def unite(*unions: Iterable[Shape]) -> Union:
         else:
             kept.append(shape)
     kept.extend(Boolean(frozenset(found), residue) for residue, found in booleans.items())
-    kept.extend(Number(frozenset({(Among(frozenset(found)), True)}), residue) for residue, found in numbers.items())
+    kept.extend(
+        Number(frozenset({(Among(frozenset(found)), True)}), residue=residue) for residue, found in numbers.items()
+    )
     kept.extend(String(frozenset({(Among(frozenset(found)), True)}), residue) for residue, found in strings.items())
     return tuple(dict.fromkeys(kept))
 
@@ -276,16 +282,25 @@ def meet(first: Shape, second: Shape, holds: HoldsFunction) -> Shape | None:
         case Boolean(), Boolean():
             values = first.values & second.values
             return Boolean(values, first.residue | second.residue) if values else None
-        case (Number(), Number()) | (String(), String()):
+        case Number(), Number():
             tests = first.tests | second.tests
-            if any((test, not expected) in tests for test, expected in tests):
-                return None
-            return replace(first, tests=tests, residue=first.residue | second.residue)
+            return (
+                None
+                if _contradict(tests)
+                else Number(tests, first.doubts | second.doubts, first.residue | second.residue)
+            )
+        case String(), String():
+            tests = first.tests | second.tests
+            return None if _contradict(tests) else String(tests, first.residue | second.residue)
         case Array(), Array():
             return _meet_arrays(first, second)
         case Object(), Object():
             return _meet_objects(first, second, holds)
     return None
+
+
+def _contradict(tests: Tests) -> bool:
+    return any((test, not expected) in tests for test, expected in tests)
 
 
 def _meet_arrays(first: Array, second: Array) -> Array | None:
@@ -300,6 +315,7 @@ def _meet_arrays(first: Array, second: Array) -> Array | None:
         unique=first.unique | second.unique,
         evaluated=max(first.evaluated, second.evaluated),
         evaluated_by=first.evaluated_by | second.evaluated_by,
+        doubts=first.doubts | second.doubts,
         residue=first.residue | second.residue,
     )
 
@@ -320,7 +336,7 @@ def _meet_objects(first: Object, second: Object, holds: HoldsFunction) -> Object
         least=max(first.least, second.least),
         most=_least(first.most, second.most),
         some=first.some | second.some,
-        counted=first.counted | second.counted,
+        doubts=first.doubts | second.doubts,
         evaluated=first.evaluated | second.evaluated,
         residue=first.residue | second.residue,
     )
