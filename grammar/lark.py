@@ -51,6 +51,7 @@ MAX_CHILDREN = 3_000
 MAX_COUNTED = 2_000  # rules of one object or array whose keys or items are counted
 MAX_ATOMS = 6  # tests that tell the keys of one object apart
 MAX_PERMUTED = 6
+MAX_DIVISOR = 10_000  # without its factors of ten
 STRING = f"/\\x{{22}}({patterns.ANYTHING})\\x{{22}}/"
 
 
@@ -349,10 +350,9 @@ class _Writer:
             if abs(value) >= 1 << 53 or Decimal(str(number)) != value:
                 self._refusals.update(shape.doubts)
             schema[f"exclusiveM{name}" if exclusive else f"m{name}"] = number
-        if (
-            divisor.scaleb(-int(divisor.normalize().as_tuple().exponent)) >= 1 << 32
-            or divisor.normalize() != Decimal(str(schema["multipleOf"])).normalize()
-        ):
+        shortest = divisor.normalize()
+        # Its automaton has a state for each remainder, and takes seconds to build from 100,000 on.
+        if divisor >= 1 << 31 or shortest.scaleb(-int(shortest.as_tuple().exponent)) > MAX_DIVISOR:
             self._refusals.update(shape.doubts)
         if any(
             not isinstance(test, MultipleOf | Integral | AtLeast) or not _is_plain(test, e) for test, e in shape.tests

@@ -172,20 +172,27 @@ class Lowering:
         resource = self._documents.resource(place)
         if resource not in scope and self._documents.is_dynamic(resource):
             scope = (*scope, resource)
-        unions = []
+        unions: list[Union] = []
         union: Union = FULL
+        leftovers = [
+            keyword
+            for keyword in ("unevaluatedItems", "unevaluatedProperties")
+            if keyword in schema and self._documents.draft(place) >= 2019
+        ]
         for keyword, method in self._keywords(place, schema):
-            found = method(self, _Site(place, scope, schema, keyword), positive)
+            site = _Site(place, scope, schema, keyword)
+            if positive or leftovers:
+                refusal = self._refusal(place, keyword, "the alternatives multiply")
+                union = self._meet(union, method(self, site, True), refusal)
+            if not positive:
+                unions.append(method(self, site, False))
+        for keyword in leftovers:
+            site = _Site(place, scope, schema, keyword)
             if positive:
-                union = self._meet(union, found, self._refusal(place, keyword, "the alternatives multiply"))
+                union = self._unevaluated(site, union)
             else:
-                unions.append(found)
-        if not positive:
-            return unite(*unions)
-        for keyword in ("unevaluatedItems", "unevaluatedProperties"):
-            if keyword in schema and self._documents.draft(place) >= 2019:
-                union = self._unevaluated(_Site(place, scope, schema, keyword), union)
-        return union
+                unions.append(self._left_over(site, union))
+        return union if positive else unite(*unions)
 
     def _keywords(self, place: Place, schema: dict[str, Any]) -> Iterator[tuple[str, Method]]:
         """The keywords of a schema that assert something, those that name keys first; notes what becomes of each."""
@@ -682,6 +689,17 @@ class Lowering:
             if left is not None:
                 found.append(left)
         return unite(found)
+
+    def _left_over(self, site: _Site, union: Union) -> Union:
+        """What the other keywords allow and this one does not. Exact where they leave one shape; else a refusal."""
+        refusal = self._refusal(site.place, site.keyword, "that something is left over cannot be asked for")
+        objects = [shape for shape in union if isinstance(shape, Object)]
+        if site.keyword == "unevaluatedProperties" and len(objects) <= 1:
+            tests: Tests = frozenset((test, False) for test in objects[0].evaluated) if objects else frozenset()
+            asked = Object(some=frozenset({(tests, _opposite(self._sub(site)), refusal)}))
+            return self._meet(tuple(map(_forget, objects)), (asked,), refusal)
+        kind = Array if site.keyword == "unevaluatedItems" else Object
+        return tuple(_marked(_forget(shape), frozenset({refusal})) for shape in union if isinstance(shape, kind))
 
     def _unevaluated_properties(self, shape: Object, child: Child) -> Shape | None:
         if Everything() in shape.evaluated:

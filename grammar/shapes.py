@@ -229,7 +229,7 @@ def unite(*unions: Iterable[Shape]) -> Union:
     numbers: dict[Residue, set[Decimal]] = {}
     booleans: dict[Residue, set[bool]] = {}
     for shape in shapes:
-        if type(shape) in full:
+        if type(shape) in full and not _has_evaluated(shape):
             if shape in FULL:
                 kept.append(shape)
         elif isinstance(shape, Boolean):
@@ -246,6 +246,15 @@ def unite(*unions: Iterable[Shape]) -> Union:
     )
     kept.extend(String(frozenset({(Among(frozenset(found)), True)}), residue) for residue, found in strings.items())
     return tuple(dict.fromkeys(kept))
+
+
+def _has_evaluated(shape: Shape) -> bool:
+    match shape:
+        case Array():
+            return bool(shape.evaluated or shape.evaluated_by)
+        case Object():
+            return bool(shape.evaluated)
+    return False
 
 
 def _only(tests: Tests) -> frozenset[Any] | None:

@@ -161,6 +161,28 @@ def pull(name: Annotated[str, typer.Argument(help="A name known here, or a hub i
 
 
 @app.command()
+def check_schema(
+    file: Annotated[Path, typer.Argument(help="A JSON Schema.")],
+    formats: Annotated[Literal["assert", "annotate"], typer.Option(help="Whether `format` is enforced.")] = "assert",
+) -> None:
+    """Say what becomes of every keyword of a schema. Fails when the schema is refused."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from specdec.grammar.schema import check_schema as check
+    from specdec.grammar.spec import JsonSchema
+
+    report = check(JsonSchema(_read(file)).text, formats=formats)
+    table = Table("pointer", "keyword", "verdict", "reason", box=None)
+    for keyword in report.keywords:
+        table.add_row(keyword.pointer, keyword.keyword, keyword.verdict, keyword.reason)
+    Console(markup=False).print(table)
+    if not report.compiled:
+        print(f"specdec: {file}: {report.code}: {report.reason}", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+@app.command()
 def env(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
