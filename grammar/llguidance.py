@@ -93,9 +93,10 @@ class LlguidanceMatcher:
     def fill(self, words_W: NDArray[np.int32]) -> bool:
         """See `Matcher.fill`."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.int32)
-        if self._matcher.get_error().startswith("NoExtension"):  # a dead end: an error there, an empty row here
-            return False
-        self._check()
+        if self._matcher.is_error():
+            if self._matcher.get_error().startswith("NoExtension"):  # a dead end: an error there, an empty row here
+                return False
+            self._check()
         count = min(len(bits), len(words_W))
         words_W[:count] = bits[:count]
         return self._matcher.is_accepting()
@@ -103,8 +104,8 @@ class LlguidanceMatcher:
     def consume(self, tokens: Seq[int]) -> None:
         """See `Matcher.consume`."""
         count = self._matcher.try_consume_tokens(list(tokens))
-        self._check()
         if count < len(tokens):
+            self._check()
             raise MatcherFailed(f"token {tokens[count]} cannot follow")
 
     def rollback(self, count: int) -> None:

@@ -452,6 +452,36 @@ def test_a_grammar_of_special_tokens_ends_where_only_they_could_follow() -> None
     assert not row_of(constraint).any()
 
 
+def test_a_dead_end_in_a_tree_is_an_empty_row_and_harms_no_other() -> None:
+    constraint = start(Lark('start: "a" <[0]> | "b" "c"'))
+    a, b, c = encode("a")[0], encode("b")[0], encode("c")[0]
+    tree = DraftTree((0, a, b, c, c), (-1, 0, 0, 1, 2), (1.0,) * 5, ("", *["test"] * 4))
+    kept = constraint.prune(tree)
+    assert kept.tokens == (0, a, b, c)  # the token after the dead end goes, the dead end itself stays
+    mask = TokenMask(len(kept), VOCAB_SIZE)
+    constraint.mask(kept, 0, mask)
+    allowed = [row for row in map(mask.allowed, range(len(kept))) if row is not None]
+    assert [int(row.sum()) for row in allowed] == [2, 0, 1, len(END_IDS)]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_a_set_bit_means_that_the_token_is_taken(spec: Spec) -> None:
+    print("seed 9")
+    rng = random.Random(9)
+    prefix: list[int] = []
+    for _ in range(4):
+        constraint = start(spec)
+        constraint.advance(prefix)
+        allowed = [int(t) for t in np.flatnonzero(row_of(constraint)) if t not in END_IDS]
+        for token in rng.sample(allowed, min(12, len(allowed))):
+            taken = start(spec)
+            taken.advance([*prefix, token])
+            assert constraint.prune(chain(0, [token], "test")).num_drafts == 1
+        if not allowed:
+            break
+        prefix.append(rng.choice(allowed))
+
+
 def test_where_no_text_can_follow_the_row_is_empty() -> None:
     """A rule without end is entered only to find that nothing finishes it: a dead end, not a failure."""
     constraint = start(Ebnf('root ::= "a" nothing | "b"\nnothing ::= nothing'))
