@@ -7,7 +7,6 @@ import random
 import jsonschema_rs
 import pytest
 
-from specdec.errors import InvalidRequest
 from specdec.grammar import formats, numbers
 from specdec.grammar.patterns import PatternRefused, content_expression
 from tests.grammar.schema_texts import accepts, compact, compiled
