@@ -241,8 +241,10 @@ class Lowering:
 
     def _meet(self, first: Union, second: Union, refusal: Refusal | None) -> Union:
         """What both unions allow. Beyond the budget: the first, with the refusal; without one `TooManyShapes`."""
+        if first is FULL and second is FULL:
+            return FULL
         if first is FULL or second is FULL:
-            return second if first is FULL else first
+            return tuple(shape for shape in (second if first is FULL else first) if self._settled(shape) is not None)
         found: dict[Shape, None] = {}
         for one in first:
             for other in second:
