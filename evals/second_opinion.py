@@ -18,18 +18,17 @@ _DIFFERS = re.compile(r"\\[pPdDwWsSbBZAzcuk]|\(\?|\$|\[[^\]]*\[|\.")
 
 @dataclass(frozen=True, slots=True)
 class SecondOpinion:
-    """The judge. `name` says which version."""
+    """The judge. `name` says which version. It leaves `format` to the first judge."""
 
     name: str
     remotes: Mapping[str, Any]
-    assert_formats: bool
 
     @classmethod
-    def find(cls, remotes: Mapping[str, Any], *, assert_formats: bool) -> SecondOpinion | None:
+    def find(cls, remotes: Mapping[str, Any]) -> SecondOpinion | None:
         """The judge, or None where jsonschema is not installed."""
         if find_spec("jsonschema") is None or find_spec("referencing") is None:
             return None
-        return cls(f"jsonschema {metadata.version('jsonschema')}", remotes, assert_formats)
+        return cls(f"jsonschema {metadata.version('jsonschema')}", remotes)
 
     def problem(self, schema: str, value: Any) -> tuple[str | None, str | None]:
         """What is wrong with `value`, if anything is; and why a disagreement is excused, if it is."""

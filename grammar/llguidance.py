@@ -52,6 +52,10 @@ class LlguidanceTokens:
         )
         return cls(tokenizer, Vocabulary.of(vocab_size, text_ids, end_ids))
 
+    def matcher(self, matcher: LLMatcher) -> LlguidanceMatcher:
+        """A `Matcher` over one of llguidance's for this tokenizer."""
+        return LlguidanceMatcher(matcher, (self.tokenizer.vocab_size + 31) // 32)
+
     def spell(self, token: int) -> bytes:
         """The bytes of one token."""
         return self.tokenizer.decode_bytes([token])
@@ -76,8 +80,8 @@ class LlguidanceGrammar:
     def start(self) -> TreeConstraint:
         """See `Grammar.start`."""
         return TreeConstraint(
-            lambda: LlguidanceMatcher(self.matcher.deep_copy()),
-            lambda: LlguidanceMatcher(_compiled(self.source, self.tokens)),
+            lambda: self.tokens.matcher(self.matcher.deep_copy()),
+            lambda: self.tokens.matcher(_compiled(self.source, self.tokens)),
             self.tokens.vocabulary,
         )
 
@@ -85,20 +89,23 @@ class LlguidanceGrammar:
 class LlguidanceMatcher:
     """A `Matcher` over LLMatcher, whose error state looks like the end of the text unless it is asked for."""
 
-    __slots__ = ("_matcher",)
+    __slots__ = ("_address", "_bits", "_matcher")
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, num_words: int) -> None:
+        """`num_words` are those that llguidance writes: its own vocabulary's, not the logits'."""
         self._matcher = matcher
+        self._bits = np.empty(num_words, np.int32)
+        self._address = self._bits.ctypes.data  # asking for it costs as much as copying a row
 
     def fill(self, words_W: NDArray[np.int32]) -> bool:
         """See `Matcher.fill`."""
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.int32)
+        self._matcher.unsafe_compute_mask_ptr(self._address, self._bits.nbytes)
         if self._matcher.is_error():
             if self._matcher.get_error().startswith("NoExtension"):  # a dead end: an error there, an empty row here
                 return False
             self._check()
-        count = min(len(bits), len(words_W))
-        words_W[:count] = bits[:count]
+        count = min(len(self._bits), len(words_W))
+        words_W[:count] = self._bits[:count]
         return self._matcher.is_accepting()
 
     def consume(self, tokens: Seq[int]) -> None:
@@ -155,7 +162,7 @@ def compile_json(
 def _started(source: str, matcher: LLMatcher, tokens: LlguidanceTokens, param: str) -> LlguidanceGrammar:
     """The grammar, if a text can begin under it."""
     try:
-        row_W = tokens.vocabulary.row(LlguidanceMatcher(matcher))
+        row_W = tokens.vocabulary.row(tokens.matcher(matcher))
     except MatcherFailed as failure:
         raise refusal(param, f"is too complex: {failure}", "too_large") from failure
     if not row_W.any():
