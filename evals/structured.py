@@ -274,7 +274,7 @@ class _Run:
             return f"{text} is not valid: {wrong}"
         if self._second is None:
             return None
-        disagrees, excuse = self._second.problem(case.schema, json.loads(data))
+        disagrees, excuse = self._second.problem(case.schema, data.decode())
         if excuse is not None:
             self._excused.append({"id": case.id, "reason": excuse})
         return None if disagrees is None else f"{text} is not valid for {self._second.name}: {disagrees}"

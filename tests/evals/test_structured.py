@@ -320,10 +320,15 @@ def test_the_command_prints_and_writes_the_report(tmp_path: Path) -> None:
 def test_the_second_judge_excuses_only_what_it_reads_otherwise() -> None:
     judge = SecondOpinion.find({})
     assert judge is not None
-    assert judge.problem('{"type":"integer"}', 3) == (None, None)
-    problem, excuse = judge.problem('{"type":"integer"}', "a")
+    assert judge.problem('{"type":"integer"}', "3") == (None, None)
+    problem, excuse = judge.problem('{"type":"integer"}', '"a"')
     assert problem is not None
     assert excuse is None
-    problem, excuse = judge.problem('{"pattern":"^\\\\p{L}$"}', "é")
-    assert problem is None
-    assert excuse is not None
+    for schema, text in (
+        ('{"pattern":"^\\\\p{L}$"}', '"é"'),
+        ('{"not":{"type":"integer"}}', "-1835013105483979.91"),
+        ('{"type":"integer"}', "2e871"),
+    ):
+        problem, excuse = judge.problem(schema, text)
+        assert problem is None
+        assert excuse is not None
