@@ -1,5 +1,5 @@
 """A second judge of finished texts: the Python package jsonschema, where it is installed. Its regular expressions are
-Python's, not ECMA-262's, and its numbers are floats; where either makes the difference it is excused, and named.
+Python's, not ECMA-262's, its numbers floats, its formats fewer; what may come of these is excused, and named.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from importlib import import_module, metadata
@@ -20,17 +20,18 @@ _DIFFERS = re.compile(r"\\[pPdDwWsSbBZAzcuk]|\(\?|\$|\[[^\]]*\[|\.")
 
 @dataclass(frozen=True, slots=True)
 class SecondOpinion:
-    """The judge. `name` says which version. It leaves `format` to the first judge."""
+    """The judge. `name` says which version."""
 
     name: str
     remotes: Mapping[str, Any]
+    assert_formats: bool
 
     @classmethod
-    def find(cls, remotes: Mapping[str, Any]) -> SecondOpinion | None:
+    def find(cls, remotes: Mapping[str, Any], *, assert_formats: bool) -> SecondOpinion | None:
         """The judge, or None where jsonschema is not installed."""
         if find_spec("jsonschema") is None or find_spec("referencing") is None:
             return None
-        return cls(f"jsonschema {metadata.version('jsonschema')}", remotes)
+        return cls(f"jsonschema {metadata.version('jsonschema')}", remotes, assert_formats)
 
     def problem(self, schema: str, text: str) -> tuple[str | None, str | None]:
         """What is wrong with the value of `text`, if anything is; and why a disagreement is excused, if it is."""
@@ -51,7 +52,8 @@ class SecondOpinion:
             (address, referencing.Resource.from_contents(document, default_specification=default))
             for address, document in self.remotes.items()
         ]
-        judge = kind(parsed, registry=referencing.Registry().with_resources(resources))
+        registry = referencing.Registry().with_resources(resources)
+        judge = kind(parsed, registry=registry, format_checker=kind.FORMAT_CHECKER if self.assert_formats else None)
         try:
             error = next(judge.iter_errors(value), None)
         except (re.error, referencing.exceptions.Unresolvable) as failure:
@@ -60,20 +62,17 @@ class SecondOpinion:
             return None, None
         if rounded:
             return None, f"{rounded[0]} is rounded to {float(rounded[0])}"
-        pattern = _pattern(error)
-        if pattern is not None and _DIFFERS.search(pattern):
-            return None, f"pattern {pattern!r} is read as Python's"
+        for keyword, value in _keywords(error):
+            if keyword == "format":
+                return None, f"format {value!r} is checked otherwise"
+            patterns = [value] if keyword == "pattern" else list(value) if keyword == "patternProperties" else []
+            if any(map(_DIFFERS.search, patterns)):
+                return None, f"pattern {value!r} is read as Python's"
         return str(error.message)[:200], None
 
 
-def _pattern(error: Any) -> str | None:
-    """A pattern that an error hangs on, or None."""
-    pending = [error]
-    while pending:
-        current = pending.pop()
-        if current.validator == "pattern":
-            return str(current.validator_value)
-        if current.validator == "patternProperties":
-            return " ".join(current.validator_value)
-        pending.extend(current.context or ())
-    return None
+def _keywords(error: Any) -> Iterator[tuple[str, Any]]:
+    """The keywords that an error hangs on, with their values."""
+    yield error.validator, error.validator_value
+    for inner in error.context or ():
+        yield from _keywords(inner)

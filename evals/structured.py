@@ -121,7 +121,7 @@ class _Run:
         self._settings = settings
         self._remotes = remotes
         self._walker = Walker(vocabulary)
-        self._second = SecondOpinion.find(remotes)
+        self._second = SecondOpinion.find(remotes, assert_formats=settings.formats == "assert")
         self._counts = Counts()
         self._times = Times()
         self._failing: list[dict[str, str]] = []

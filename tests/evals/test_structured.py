@@ -318,7 +318,7 @@ def test_the_command_prints_and_writes_the_report(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(find_spec("jsonschema") is None, reason="the Python package jsonschema is not installed")
 def test_the_second_judge_excuses_only_what_it_reads_otherwise() -> None:
-    judge = SecondOpinion.find({})
+    judge = SecondOpinion.find({}, assert_formats=True)
     assert judge is not None
     assert judge.problem('{"type":"integer"}', "3") == (None, None)
     problem, excuse = judge.problem('{"type":"integer"}', '"a"')
@@ -328,6 +328,7 @@ def test_the_second_judge_excuses_only_what_it_reads_otherwise() -> None:
         ('{"pattern":"^\\\\p{L}$"}', '"é"'),
         ('{"not":{"type":"integer"}}', "-1835013105483979.91"),
         ('{"type":"integer"}', "2e871"),
+        ('{"anyOf":[{"format":"ipv4"},{"type":"null"}]}', '"x"'),
     ):
         problem, excuse = judge.problem(schema, text)
         assert problem is None
