@@ -104,9 +104,9 @@ def write(value: Any) -> str:
 
 
 def write_string(value: str) -> str:
-    """A JSON string: escapes for quotes, backslashes, controls, DEL and halves of surrogate pairs, nothing else."""
+    """A JSON string: escapes for quotes, backslashes, controls and halves of surrogate pairs, nothing else."""
     text = json.dumps(value, ensure_ascii=False)
-    return re.sub("[\x7f\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text)
+    return re.sub("[\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _suite_cases(file: Path, draft: str | None) -> Iterator[Case]:

@@ -1,13 +1,15 @@
 """A second judge of finished texts: the Python package jsonschema, where it is installed. Its regular expressions are
-Python's, not ECMA-262's, so schemas whose patterns it reads differently are excused and named.
+Python's, not ECMA-262's, and its numbers are floats; where either makes the difference it is excused, and named.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from typing import Any
@@ -18,21 +20,29 @@ _DIFFERS = re.compile(r"\\[pPdDwWsSbBZAzcuk]|\(\?|\$|\[[^\]]*\[|\.")
 
 @dataclass(frozen=True, slots=True)
 class SecondOpinion:
-    """The judge. `name` says which version."""
+    """The judge. `name` says which version. It leaves `format` to the first judge."""
 
     name: str
     remotes: Mapping[str, Any]
-    assert_formats: bool
 
     @classmethod
-    def find(cls, remotes: Mapping[str, Any], *, assert_formats: bool) -> SecondOpinion | None:
+    def find(cls, remotes: Mapping[str, Any]) -> SecondOpinion | None:
         """The judge, or None where jsonschema is not installed."""
         if find_spec("jsonschema") is None or find_spec("referencing") is None:
             return None
-        return cls(f"jsonschema {metadata.version('jsonschema')}", remotes, assert_formats)
+        return cls(f"jsonschema {metadata.version('jsonschema')}", remotes)
 
-    def problem(self, schema: str, value: Any) -> tuple[str | None, str | None]:
-        """What is wrong with `value`, if anything is; and why a disagreement is excused, if it is."""
+    def problem(self, schema: str, text: str) -> tuple[str | None, str | None]:
+        """What is wrong with the value of `text`, if anything is; and why a disagreement is excused, if it is."""
+        rounded: list[str] = []
+
+        def number(literal: str) -> float:
+            value = float(literal)
+            if math.isinf(value) or (value.is_integer() and value != Decimal(literal)):
+                rounded.append(literal)
+            return value
+
+        value = json.loads(text, parse_float=number)
         validators, referencing = import_module("jsonschema.validators"), import_module("referencing")
         parsed = json.loads(schema)
         kind = validators.validator_for(parsed, default=validators.Draft202012Validator)
@@ -48,6 +58,8 @@ class SecondOpinion:
             return None, f"{self.name} cannot judge: {type(failure).__name__}: {failure}"
         if error is None:
             return None, None
+        if rounded:
+            return None, f"{rounded[0]} is rounded to {float(rounded[0])}"
         pattern = _pattern(error)
         if pattern is not None and _DIFFERS.search(pattern):
             return None, f"pattern {pattern!r} is read as Python's"

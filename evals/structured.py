@@ -9,7 +9,8 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
+from itertools import accumulate
+from os.path import commonpath
 from typing import Any
 
 import jsonschema_rs
@@ -22,13 +23,14 @@ from specdec.evals.orders import Orders, ranks
 from specdec.evals.second_opinion import SecondOpinion
 from specdec.evals.vocabulary import EvalVocabulary
 from specdec.grammar.spec import Formats, JsonSchema, Whitespace
+from specdec.grammar.validated import problem
 from specdec.grammar.walk import has
 from specdec.mask import TokenMask, bits
 from specdec.protocols import Constraint, Grammar
 from specdec.tree import chain, merge, root
 
 STRUCTURAL = frozenset(b'{}[]:,"')
-MAX_ORDERS = 300  # of the keys of one instance
+MAX_ORDERS, MAX_ORDER_BYTES = 300, 100_000  # of the keys of one valid instance; a tenth for an invalid one
 WALK_TOKENS = 64  # beside four times those of the shortest instance
 TREES_A_SCHEMA, DRAFTS, DRAFT_DEPTH = 2, 16, 8  # a tree is made of 16 texts of 8 tokens, cut to its 63 rows
 
@@ -77,11 +79,12 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """How far a text came: `place` is the byte that could not follow, the length where the end could not; None where
-    all of it and the end were allowed."""
+    """How far a text came, over which tokens: `place` is the byte that could not follow, the length where the end could
+    not; None where all of it and the end were allowed."""
 
     place: int | None
     reason: str = ""
+    tokens: tuple[int, ...] = ()
 
 
 Compile = Callable[[str], Grammar]
@@ -118,7 +121,7 @@ class _Run:
         self._settings = settings
         self._remotes = remotes
         self._walker = Walker(vocabulary)
-        self._second = SecondOpinion.find(remotes, assert_formats=settings.formats == "assert")
+        self._second = SecondOpinion.find(remotes)
         self._counts = Counts()
         self._times = Times()
         self._failing: list[dict[str, str]] = []
@@ -180,7 +183,8 @@ class _Run:
         text = write(instance.value) if instance.text is None else instance.text
         replay = self._replay(grammar, text)
         if replay.place is not None and self._settings.any_order:
-            replay = self._other_orders(case, text, grammar, replay)
+            effort = 1.0 if instance.valid else 0.1
+            replay = self._other_orders(case, text, grammar, replay, int(effort * MAX_ORDERS), effort * MAX_ORDER_BYTES)
         name = f"{case.id}/{instance.name}"
         if (replay.place is None) == instance.valid:
             counts.right += 1
@@ -195,7 +199,9 @@ class _Run:
         except ValueError:
             return None
 
-    def _other_orders(self, case: Case, text: str, grammar: Grammar, replay: Replay) -> Replay:
+    def _other_orders(
+        self, case: Case, text: str, grammar: Grammar, replay: Replay, max_orders: int, max_bytes: float
+    ) -> Replay:
         """The first order of the keys that passes, or the replay as it was. Texts that are not compact stay as they
         are."""
         try:
@@ -206,18 +212,31 @@ class _Run:
             return replay
         orders = Orders(value, ranks(json.loads(case.schema)))
         refused_at: int | None = None
-        for _ in range(MAX_ORDERS):
+        found = replay
+        for _ in range(min(max_orders, int(max_bytes / len(text)))):
             other = orders.next(refused_at)
             if other is None:
                 break
-            found = self._replay(grammar, other)
+            found = self._replay(grammar, other, self._shared(found, text, other))
+            text = other
             if found.place is None:
                 return found
             refused_at = len(other.encode()[: found.place + self._vocabulary.longest].decode(errors="ignore"))
         return replay
 
-    def _replay(self, grammar: Grammar, text: str) -> Replay:
-        return replay_text(grammar, text, self._vocabulary, self._times)
+    def _replay(self, grammar: Grammar, text: str, start: Sequence[int] = ()) -> Replay:
+        return replay_text(grammar, text, self._vocabulary, self._times, start)
+
+    def _shared(self, before: Replay, text: str, other: str) -> list[int]:
+        """The tokens of a replay of `text` that `other` begins with too."""
+        left = len(commonpath([text.encode(), other.encode()]))
+        tokens = list[int]()
+        for token in before.tokens:
+            left -= len(self._vocabulary.tokenizer.token_bytes(token))
+            if left < 0:
+                break
+            tokens.append(token)
+        return tokens
 
     def _walks(self, case: Case, grammar: Grammar, budget: int) -> None:
         counts, settings = self._counts, self._settings
@@ -229,8 +248,8 @@ class _Run:
             counts.walks += 1
             if outcome == "finished":
                 data = b"".join(map(self._vocabulary.tokenizer.token_bytes, tokens))
-                problem = self._problem(case, data, judge)
-                outcome, reason = ("valid", "") if problem is None else ("invalid", problem)
+                wrong = self._problem(case, data, judge)
+                outcome, reason = ("valid", "") if wrong is None else ("invalid", wrong)
             match outcome:
                 case "valid":
                     counts.walks_valid += 1
@@ -249,19 +268,16 @@ class _Run:
 
     def _problem(self, case: Case, data: bytes, judge: jsonschema_rs.Validator) -> str | None:
         """What is wrong with a finished text, or None."""
-        try:
-            text = data.decode()
-            value = json.loads(text, parse_float=Decimal, parse_constant=_constant)
-        except ValueError as error:
-            return f"{data[:200]!r} is not JSON: {error}"
-        if not judge.is_valid(value):
-            return f"{text[:200]} is not valid: {next(iter(judge.iter_errors(value))).message[:200]}"
+        wrong = problem(data, judge)
+        text = data[:200].decode(errors="replace")
+        if wrong is not None:
+            return f"{text} is not valid: {wrong}"
         if self._second is None:
             return None
-        problem, excuse = self._second.problem(case.schema, json.loads(text))
+        disagrees, excuse = self._second.problem(case.schema, data.decode())
         if excuse is not None:
             self._excused.append({"id": case.id, "reason": excuse})
-        return None if problem is None else f"{text[:200]} is not valid for {self._second.name}: {problem}"
+        return None if disagrees is None else f"{text} is not valid for {self._second.name}: {disagrees}"
 
     def _trees(self, case: Case, grammar: Grammar) -> None:
         """Time whole trees, pruned and masked: drafts are random texts that go on from the middle of one."""
@@ -334,34 +350,40 @@ class Walker:
         return b"".join(map(self._vocabulary.tokenizer.token_bytes, tokens))[-200:]
 
 
-def replay_text(grammar: Grammar, text: str, vocabulary: EvalVocabulary, times: Times) -> Replay:
+def replay_text(
+    grammar: Grammar, text: str, vocabulary: EvalVocabulary, times: Times, start: Sequence[int] = ()
+) -> Replay:
     """Follow `text` from the beginning, and end it. The tokenizer's own tokens are taken where the mask allows them,
-    else the longest allowed that spells what comes: a text is a text whatever its tokens."""
-    data = text.encode()
+    else the longest allowed that spells what comes: a text is a text whatever its tokens. `start` are tokens that it
+    begins with and that are known to be allowed."""
+    data, spelled = text.encode(), vocabulary.tokenizer.token_bytes
     try:
         own = vocabulary.encode(text)
     except ValueError as error:
         return Replay(0, str(error))
-    constraint, place = grammar.start(), 0
-    starts = np.cumsum([0, *(len(vocabulary.tokenizer.token_bytes(token)) for token in own)]).tolist()
-    by_place = dict(zip(starts, own, strict=False))
+    own_at = dict(zip(accumulate((len(spelled(token)) for token in own), initial=0), own, strict=False))
+    constraint, tokens = grammar.start(), list(start)
+    place = sum(len(spelled(token)) for token in start)
     try:
+        constraint.advance(start)
         while True:
             row_W = row_of(constraint, vocabulary.size, times.mask_us)
             if place == len(data):
                 break
-            token = _next(row_W, data, place, by_place.get(place), vocabulary)
+            token = _next(row_W, data, place, own_at.get(place), vocabulary)
             if token is None:
-                return Replay(place, f"{data[place : place + 20]!r} cannot follow {data[max(0, place - 60) : place]!r}")
+                reason = f"{data[place : place + 20]!r} cannot follow {data[max(0, place - 60) : place]!r}"
+                return Replay(place, reason, tuple(tokens))
             constraint.advance([token])
-            place += len(vocabulary.tokenizer.token_bytes(token))
+            tokens.append(token)
+            place += len(spelled(token))
     except ConstraintError as error:
-        return Replay(place, f"after {data[max(0, place - 60) : place]!r}: {error}")
+        return Replay(place, f"after {data[max(0, place - 60) : place]!r}: {error}", tuple(tokens))
     if len({has(row_W, end) for end in vocabulary.end_ids}) > 1:
-        return Replay(place, "only some of the end tokens are allowed")
+        return Replay(place, "only some of the end tokens are allowed", tuple(tokens))
     if not has(row_W, vocabulary.end_ids[0]):
-        return Replay(place, f"cannot end after {data[-60:]!r}")
-    return Replay(None)
+        return Replay(place, f"cannot end after {data[-60:]!r}", tuple(tokens))
+    return Replay(None, "", tuple(tokens))
 
 
 def _next(row_W: NDArray[np.int32], data: bytes, place: int, own: int | None, vocabulary: EvalVocabulary) -> int | None:
@@ -426,7 +448,3 @@ def spread(values: Sequence[float]) -> dict[str, float | None]:
 
 def _retrieve(address: str) -> Any:
     raise LookupError(f"{address} is not among the documents that were given")
-
-
-def _constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")

@@ -10,8 +10,20 @@ from typing import TYPE_CHECKING
 
 from specdec.errors import ConfigError, InvalidRequest
 from specdec.grammar.ebnf_process import EbnfProcess
-from specdec.grammar.llguidance import LlguidanceTokens, compile_llguidance
-from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Regex, Spec
+from specdec.grammar.llguidance import LlguidanceTokens, compile_json, compile_llguidance
+from specdec.grammar.schema import prepare
+from specdec.grammar.spec import (
+    Choice,
+    Ebnf,
+    Formats,
+    JsonObject,
+    JsonSchema,
+    Lark,
+    Regex,
+    Spec,
+    Whitespace,
+)
+from specdec.grammar.validated import ValidatedGrammar
 from specdec.protocols import Grammar
 
 if TYPE_CHECKING:
@@ -26,6 +38,7 @@ _FIELDS: dict[type, str] = {
     Regex: "pattern",
     Choice: "options",
     Ebnf: "text",
+    Lark: "text",
 }
 
 
@@ -87,9 +100,23 @@ class Compiler:
         return grammar
 
     def _compile(self, spec: Spec, param: str) -> Grammar:
-        if isinstance(spec, Ebnf):
-            return self._xgrammar().compile(spec, param)
-        return compile_llguidance(spec, self._llguidance(), param, self._remotes)
+        match spec:
+            case JsonSchema():
+                return self._json(spec.text, spec.whitespace, spec.formats, param)
+            case JsonObject():
+                return self._json('{"type":"object"}', spec.whitespace, "assert", param)
+            case Ebnf():
+                return self._xgrammar().compile(spec, param)
+            case _:
+                return compile_llguidance(spec, self._llguidance(), param)
+
+    def _json(self, schema: str, whitespace: Whitespace, formats: Formats, param: str) -> Grammar:
+        try:
+            prepared = prepare(schema, formats=formats, remotes=self._remotes)
+        except InvalidRequest as error:
+            raise InvalidRequest(param, error.message, code=error.code) from error
+        tokens = self._llguidance()
+        return ValidatedGrammar(compile_json(prepared, whitespace, tokens, param), prepared.validator, tokens.spell)
 
     def _llguidance(self) -> LlguidanceTokens:
         with self._loading:

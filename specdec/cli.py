@@ -261,7 +261,9 @@ def structured(
     property_order: Annotated[
         Literal["schema", "any"], typer.Option(help="any: reorder an instance's keys before it counts as refused.")
     ] = "schema",
-    whitespace: Annotated[Literal["flexible", "compact"], typer.Option(help="Of JSON under a schema.")] = "flexible",
+    whitespace: Annotated[
+        str, typer.Option(metavar="flexible|compact|REGEX", help="What may stand between JSON's tokens.")
+    ] = "flexible",
     walks: Annotated[int, typer.Option(min=0, help="Random texts a schema.")] = 20,
     seed: Annotated[int, typer.Option(help="Of the random texts.")] = 0,
     json_out: JsonOut = None,
@@ -452,14 +454,16 @@ def _stopping(given: SamplingOptions) -> Stopping:
 
 def _spec(given: ConstraintOptions) -> Spec | None:
     """The one constraint that was asked for. Raises `InvalidRequest` for two, `ConfigError` for an unreadable file."""
-    from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Regex
+    from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex
 
+    whitespace = given.whitespace
     asked: dict[str, Callable[[], Spec]] = {}
     if given.json_schema is not None:
         text = given.json_schema
-        asked["--json-schema"] = lambda: JsonSchema(text if text.lstrip().startswith("{") else _read(Path(text)))
+        inline = text.lstrip().startswith("{")
+        asked["--json-schema"] = lambda: JsonSchema(text if inline else _read(Path(text)), whitespace)
     if given.json:
-        asked["--json"] = JsonObject
+        asked["--json"] = lambda: JsonObject(whitespace)
     if given.regex is not None:
         pattern = given.regex
         asked["--regex"] = lambda: Regex(pattern)
@@ -469,6 +473,11 @@ def _spec(given: ConstraintOptions) -> Spec | None:
     if given.ebnf is not None:
         path = given.ebnf
         asked["--ebnf"] = lambda: Ebnf(_read(path))
+    if given.lark is not None:
+        lark = given.lark
+        asked["--lark"] = lambda: Lark(_read(lark))
+    if whitespace != "flexible" and not (given.json or given.json_schema):
+        raise InvalidRequest("--whitespace", "means nothing without --json-schema or --json")
     if len(asked) > 1:
         raise InvalidRequest(list(asked)[1], f"constrains a text that {next(iter(asked))} constrains already")
     return next((make() for make in asked.values()), None)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ import pytest
 from specdec.errors import ConfigError, ModelError
 from specdec.evals.cases import Case, Instance, Number, parse, read_cases, read_remotes, write
 from specdec.evals.orders import Orders, ranks
+from specdec.evals.second_opinion import SecondOpinion
 from specdec.evals.structured import Settings, Times, Walker, measure, replay_text, schema_compiler
 from specdec.evals.vocabulary import EvalVocabulary, byte_vocabulary, open_vocabulary
 from specdec.grammar.spec import JsonSchema
@@ -56,7 +60,7 @@ def evaluate(cases: list[Case], settings: Settings, vocabulary: EvalVocabulary |
 
 @pytest.mark.parametrize(
     "text",
-    ["1.0", "1e5", "1E-3", "-0", "12345678901234567890.50", '{"b":1.50,"a":[true,null]}', '"\\u007f\\ud800é\\n"'],
+    ["1.0", "1e5", "1E-3", "-0", "12345678901234567890.50", '{"b":1.50,"a":[true,null]}', '"\x7f\\ud800é\\n"'],
 )
 def test_a_value_is_written_as_it_was_read(text: str) -> None:
     assert write(parse(text)) == text
@@ -269,3 +273,62 @@ def test_nothing_invalid_of_the_official_suite_is_accepted(draft: str) -> None:
     found = measure(cases, vocabulary, schema_compiler(vocabulary, settings, remotes), settings, remotes)
     assert [entry for entry in found["failing"] if entry["outcome"] == "accepted_invalid"] == []
     assert found["missing_remotes"]["tests"] == (10 if draft == "draft7" else 0)
+
+
+def test_the_command_prints_and_writes_the_report(tmp_path: Path) -> None:
+    file, report = tmp_path / "cases.jsonl", tmp_path / "report.json"
+    file.write_text('{"id": "a", "schema": {"type": "integer"}, "valid": ["1"], "invalid": ["true"]}\n')
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "specdec",
+            "eval",
+            "structured",
+            str(file),
+            "--walks",
+            "3",
+            "--seed",
+            "5",
+            "--json",
+            report,
+        ],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(report.read_text())
+    assert (found["tests"], found["right"], found["walks"], found["seed"]) == (2, 2, 3, 5)
+    assert "seed 5" in done.stdout
+    assert found.keys() >= {
+        *("tests", "right", "accepted_invalid", "rejected_valid", "refused", "unsatisfiable", "schemas", "compiled"),
+        *("walks", "walks_valid", "walks_dead_end", "walks_unfinished", "walks_invalid"),
+        *("compile_ms", "mask_us", "failing"),
+    }
+    wrong = subprocess.run(
+        [sys.executable, "-m", "specdec", "eval", "structured", str(tmp_path / "none.jsonl")],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert wrong.returncode == 2
+    assert "none.jsonl: cannot be read" in wrong.stderr
+
+
+@pytest.mark.skipif(find_spec("jsonschema") is None, reason="the Python package jsonschema is not installed")
+def test_the_second_judge_excuses_only_what_it_reads_otherwise() -> None:
+    judge = SecondOpinion.find({})
+    assert judge is not None
+    assert judge.problem('{"type":"integer"}', "3") == (None, None)
+    problem, excuse = judge.problem('{"type":"integer"}', '"a"')
+    assert problem is not None
+    assert excuse is None
+    for schema, text in (
+        ('{"pattern":"^\\\\p{L}$"}', '"é"'),
+        ('{"not":{"type":"integer"}}', "-1835013105483979.91"),
+        ('{"type":"integer"}', "2e871"),
+    ):
+        problem, excuse = judge.problem(schema, text)
+        assert problem is None
+        assert excuse is not None

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from specdec.errors import ConfigError, InvalidRequest
 from specdec.grammar import ebnf_process
 from specdec.grammar.compile import MAX_CACHED, Compiler
-from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Regex, Spec
+from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex, Spec, written_grammar
 from specdec.mask import TokenMask
 from specdec.tree import root
 from tests.grammar.small_tokenizer import (
@@ -65,6 +65,13 @@ NARROW = TOOL - 9
         (Ebnf('root ::= "a'), "text", "invalid_grammar", "string literal"),
         (Ebnf('other ::= "a"'), "text", "invalid_grammar", "root"),
         (Ebnf("root ::= root"), "text", "unsatisfiable", "root"),
+        (Lark("start: x"), "text", "invalid_grammar", "unknown name"),
+        (Lark('a: "b"'), "text", "invalid_grammar", "start"),
+        (Lark('start: "a'), "text", "invalid_grammar", "lexer error"),
+        (Lark("start: /(?=a)b/"), "text", "invalid_grammar", "regex"),
+        (Lark("start: <|nowhere|>"), "text", "invalid_grammar", "special token"),
+        (Lark('start: %json {"not": {}}'), "text", "invalid_grammar", "not"),
+        (Lark("start: start"), "text", "unsatisfiable", "no text"),
     ],
     ids=str,
 )
@@ -89,6 +96,10 @@ def test_what_cannot_be_enforced_is_refused_by_name(spec: Spec, param: str, code
         Regex("a|"),
         Choice(["x"]),
         Ebnf('root ::= "a" | ""'),
+        Lark('start: "a" | "" // either'),
+        Lark('%llguidance {}\nstart: %json {"type": "integer"}'),
+        Lark("%import common.INT\nstart: INT"),
+        Lark("start: /" + ":" * 2_000 + "/"),
         JsonObject(),
         JsonSchema("{}"),
         Regex("a|b"),
@@ -187,6 +198,10 @@ DEEP = 100_000
         lambda: Ebnf("root ::= " + "(" * 300 + '"a"' + ")" * 300),
         lambda: Ebnf("".join(f"r{i} ::= r{i + 1}\n" for i in range(2_000))),
         lambda: Ebnf('root ::= "' + "a" * 70_000 + '"'),
+        lambda: Lark("start: " + "(" * 60_000),
+        lambda: Lark("start: " + "[" * 300 + '"a"' + "]" * 300),
+        lambda: Lark("start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(2_000))),
+        lambda: Lark('start: "' + "a" * 70_000 + '"'),
     ],
 )
 def test_what_is_too_large_is_refused_at_once(make: object) -> None:
@@ -224,8 +239,16 @@ def test_a_schema_that_contains_itself_is_refused() -> None:
         (lambda: JsonSchema({"const": object()}), "schema"),
         (lambda: JsonSchema({1: 2}), "schema"),  # type: ignore[dict-item]
         (lambda: JsonSchema({"x-guidance": {"lenient": True}, "not": {}}), "schema"),
-        (lambda: JsonSchema({}, whitespace="some"), "whitespace"),  # type: ignore[arg-type]
-        (lambda: JsonObject(whitespace="none"), "whitespace"),  # type: ignore[arg-type]
+        (lambda: JsonSchema({}, whitespace="some"), "whitespace"),
+        (lambda: JsonSchema({}, whitespace=r"\s*"), "whitespace"),
+        (lambda: JsonSchema({}, whitespace="[^a]"), "whitespace"),
+        (lambda: JsonSchema({}, whitespace=" (,)?"), "whitespace"),
+        (lambda: JsonSchema({}, whitespace="( "), "whitespace"),
+        (lambda: JsonSchema({}, whitespace=""), "whitespace"),
+        (lambda: JsonSchema({}, whitespace=" " * 300), "whitespace"),
+        (lambda: JsonObject(whitespace=3), "whitespace"),  # type: ignore[arg-type]
+        (lambda: Lark('start: %json {"x-guidance": {"lenient": true}}'), "text"),
+        (lambda: Lark(3), "text"),  # type: ignore[arg-type]
         (lambda: Regex(3), "pattern"),  # type: ignore[arg-type]
         (lambda: Regex("\ud800"), "pattern"),
         (lambda: Choice([]), "options"),
@@ -241,6 +264,21 @@ def test_a_spec_names_the_field_that_is_wrong(make: object, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         make()
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ('root ::= "a"', Ebnf),
+        ('# a comment\n\n  root::="a"', Ebnf),
+        ('start: "a"', Lark),
+        ('%llguidance {}\nstart: "::="', Lark),
+        ('// root ::= "a"\nstart: "a"', Lark),
+        ("", Lark),
+    ],
+)
+def test_a_grammar_says_its_notation_by_its_rules(text: str, kind: type) -> None:
+    assert written_grammar(text) == kind(text)
 
 
 def test_specs_with_equal_content_are_equal_and_keep_the_order_of_keys() -> None:
