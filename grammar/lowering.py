@@ -250,15 +250,30 @@ class Lowering:
             for other in second:
                 if type(one) is not type(other):
                     continue
-                self._steps += 1
+                self._spend()
                 shape = self._settled(meet(one, other, self.holds))
                 if shape is not None:
                     found[shape] = None
-            if len(found) > MAX_SHAPES or self._steps > MAX_STEPS:
-                if refusal is None or self._steps > MAX_STEPS:
+            if len(found) > MAX_SHAPES:
+                if refusal is None:
                     raise TooManyShapes
                 return tuple(_marked(shape, frozenset({refusal})) for shape in first)
         return unite(found)
+
+    def _overlap(self, first: Union, second: Union) -> bool:
+        """Whether some value may be in both unions."""
+        for one in first:
+            for other in second:
+                if type(one) is type(other):
+                    self._spend()
+                    if self._settled(meet(one, other, self.holds)) is not None:
+                        return True
+        return False
+
+    def _spend(self) -> None:
+        self._steps += 1
+        if self._steps > MAX_STEPS:
+            raise TooManyShapes
 
     def _settled(self, shape: Shape | None) -> Shape | None:
         """The shape with its lists of values filtered; None where it plainly allows nothing."""
@@ -584,6 +599,7 @@ class Lowering:
 
     def _dependent(self, site: _Site, positive: bool) -> Union:
         found = []
+        refusal = self._refusal(site.place, site.keyword, "the alternatives multiply")
         for name, needed in site.value.items():
             present: Union = (Object(required=(name,)),)
             if isinstance(needed, list):
@@ -594,10 +610,10 @@ class Lowering:
                 )
             else:
                 then = self._conjunction(self._sub(site, name), positive)
-            then = self._meet(present, then, None)
+            then = self._meet(present, then, refusal)
             found.append(unite((Object(((name, NONE),)),), then, others(Object)) if positive else then)
         if positive:
-            return self._meet_all(found, self._refusal(site.place, site.keyword, "the alternatives multiply"))
+            return self._meet_all(found, refusal)
         return unite(*found)
 
     def _all_of(self, site: _Site, positive: bool) -> Union:
@@ -626,9 +642,12 @@ class Lowering:
         refusal = self._refusal(site.place, site.keyword, "the alternatives overlap")
         if positive:
             found: list[Union] = []
+            overlaps = [[self._overlap(union, other) for other in unions[:at]] for at, union in enumerate(unions)]
             for index, union in enumerate(unions):
                 for other, child in enumerate(children):
-                    if other != index and self._meet(union, unions[other], None):
+                    if other == index or not overlaps[max(index, other)][min(index, other)]:
+                        continue
+                    if self._overlap(union, unions[other]):  # still, without what others allow
                         union = self._meet(union, self._conjunction(child, False), refusal)
                 found.append(union)
             return unite(*found)

@@ -96,7 +96,6 @@ def prepare_or_none(schema: Any) -> Any:
         return None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("draft", "least"), [("draft2020-12", 0.93), ("draft7", 0.91)])
 def test_the_official_suite_finds_no_invalid_instance_that_is_accepted(draft: str, least: float) -> None:
     if not SUITE.is_dir():
