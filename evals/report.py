@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,6 +61,34 @@ def bench_tables(report: Report) -> list[Table]:
     return tables
 
 
+def structured_tables(report: Report) -> list[Table]:
+    """Of an evaluation of grammars: instances, random texts and times, each with what goes wrong most."""
+    tests = _table("instances", "right", "accepted invalid", "rejected valid", "refused", "schemas", "compiled")
+    keys = ("right", "accepted_invalid", "rejected_valid", "refused", "schemas", "compiled")
+    share = f" ({report['right'] / report['tests']:.1%})" if report["tests"] else ""
+    tests.add_row(str(report["tests"]), f"{report['right']}{share}", *(str(report[key]) for key in keys[1:]))
+    walks = _table(f"random texts, seed {report['seed']}", "valid", "dead end", "unfinished", "invalid")
+    ends = ("walks_valid", "walks_dead_end", "walks_unfinished", "walks_invalid")
+    walks.add_row(str(report["walks"]), *(str(report[key]) for key in ends))
+    times = _table("CPU time", "median", "99 %", "longest")
+    for name, key in (
+        ("compile, ms", "compile_ms"),
+        ("first mask, ms", "first_mask_ms"),
+        ("mask row, us", "mask_us"),
+        ("tree, us", "tree_us"),
+        ("rows of a tree", "tree_rows"),
+    ):
+        times.add_row(name, *(number(report[key][part]) for part in ("p50", "p99", "max")))
+    tables = [tests, walks, times]
+    if report["failing"]:
+        outcomes = Counter((entry["outcome"], entry["reason"][:100]) for entry in report["failing"])
+        worst = _table("outcome", "reason", "times")
+        for (outcome, reason), count in outcomes.most_common(10):
+            worst.add_row(outcome, reason, str(count))
+        tables.append(worst)
+    return tables
+
+
 _SPEED = ("tokens/fwd", "tokens/s", "plain", "speedup")
 
 
@@ -88,6 +117,6 @@ def _parted(difference: Report | None) -> str:
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for place, column in enumerate(columns):
-        text = place == 0 or column == "ended by"
+        text = place == 0 or column in ("ended by", "reason")
         table.add_column(column, justify="left" if text else "right", no_wrap=place == 0)
     return table

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from specdec.errors import ConfigError, InvalidRequest
 from specdec.grammar.ebnf_process import EbnfProcess
-from specdec.grammar.llguidance import LlguidanceTokens, compile_llguidance
-from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Regex, Spec
+from specdec.grammar.llguidance import LlguidanceTokens, compile_json, compile_llguidance
+from specdec.grammar.schema import prepare
+from specdec.grammar.spec import (
+    Choice,
+    Ebnf,
+    Formats,
+    JsonObject,
+    JsonSchema,
+    Lark,
+    Regex,
+    Spec,
+    Whitespace,
+)
+from specdec.grammar.validated import ValidatedGrammar
 from specdec.protocols import Grammar
 
 if TYPE_CHECKING:
@@ -24,6 +38,7 @@ _FIELDS: dict[type, str] = {
     Regex: "pattern",
     Choice: "options",
     Ebnf: "text",
+    Lark: "text",
 }
 
 
@@ -31,13 +46,20 @@ class Compiler:
     """Compiles specs for one model, off the engine's thread, and keeps the 128 used last.
 
     `tokenizer_json` is the text of tokenizer.json, `vocab_size` the width of the logits, `end_ids` all tokens that end
-    a text, `special_ids` tokens that are never text. The tokenizer is read when the first spec is compiled.
+    a text, `special_ids` tokens that are never text, `remotes` the documents by address that schemas may refer to. The
+    tokenizer is read when the first spec is compiled.
 
     Raises `ConfigError` for end tokens that are missing or outside the vocabulary.
     """
 
     def __init__(
-        self, tokenizer_json: str, vocab_size: int, end_ids: tuple[int, ...], special_ids: frozenset[int]
+        self,
+        tokenizer_json: str,
+        vocab_size: int,
+        end_ids: tuple[int, ...],
+        special_ids: frozenset[int],
+        *,
+        remotes: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
         if not end_ids:
             raise ConfigError("end_ids: a grammar needs at least one token that ends the text, got none")
@@ -48,6 +70,7 @@ class Compiler:
         self._vocab_size = vocab_size
         self._end_ids = end_ids
         self._special_ids = special_ids
+        self._remotes = remotes
         self._tokens: LlguidanceTokens | None = None
         self._ebnf: XgrammarCompiler | None = None
         self._loading = threading.RLock()
@@ -77,9 +100,23 @@ class Compiler:
         return grammar
 
     def _compile(self, spec: Spec, param: str) -> Grammar:
-        if isinstance(spec, Ebnf):
-            return self._xgrammar().compile(spec, param)
-        return compile_llguidance(spec, self._llguidance(), param)
+        match spec:
+            case JsonSchema():
+                return self._json(spec.text, spec.whitespace, spec.formats, param)
+            case JsonObject():
+                return self._json('{"type":"object"}', spec.whitespace, "assert", param)
+            case Ebnf():
+                return self._xgrammar().compile(spec, param)
+            case _:
+                return compile_llguidance(spec, self._llguidance(), param)
+
+    def _json(self, schema: str, whitespace: Whitespace, formats: Formats, param: str) -> Grammar:
+        try:
+            prepared = prepare(schema, formats=formats, remotes=self._remotes)
+        except InvalidRequest as error:
+            raise InvalidRequest(param, error.message, code=error.code) from error
+        tokens = self._llguidance()
+        return ValidatedGrammar(compile_json(prepared, whitespace, tokens, param), prepared.validator, tokens.spell)
 
     def _llguidance(self) -> LlguidanceTokens:
         with self._loading:

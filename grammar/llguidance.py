@@ -1,31 +1,31 @@
-"""The llguidance backend: JSON Schema, JSON objects, regular expressions and choices. Knows no EBNF.
+"""The llguidance backend: JSON Schema, JSON objects, regular expressions, choices and Lark. Knows no EBNF.
 
 Strict: a schema is enforced as a whole or refused. W words of 32 bits.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
-from specdec.errors import ConfigError, InvalidRequest
+from specdec.errors import ConfigError
+from specdec.grammar.lark import structure
 from specdec.grammar.refusal import refusal
-from specdec.grammar.spec import Choice, JsonObject, JsonSchema, Regex, Whitespace
+from specdec.grammar.schema import PreparedSchema
+from specdec.grammar.spec import Choice, Lark, Regex, Whitespace
 from specdec.grammar.walk import MatcherFailed, TreeConstraint, Vocabulary
 
 SILENT = 0
 MAX_ITEMS_IN_ROW = 10_000  # four an optional property: room for all that a spec may have
 MAX_ITEMS_IN_STEP = 300_000  # 50,000 end objects of 1,000 optional properties in the middle of their text
 MAX_LEXER_STATES = 50_000  # one to two kB each, shared by all texts under one grammar
-# One or two spaces, or a line break with up to 32 spaces or 16 tabs. llguidance takes it once between two tokens.
-BOUNDED_WHITESPACE = r" {1,2}|\r?\n( {0,32}|\t{1,16})"
+# A space, or a line break with up to 40 spaces and tabs. It is taken once between two tokens.
+FLEXIBLE_WHITESPACE = r"[ ]?|\r?\n[ \t]{0,40}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,10 +53,17 @@ class LlguidanceTokens:
         )
         return cls(tokenizer, Vocabulary.of(vocab_size, text_ids, end_ids))
 
+    def matcher(self, matcher: LLMatcher) -> LlguidanceMatcher:
+        """A `Matcher` over one of llguidance's for this tokenizer."""
+        return LlguidanceMatcher(matcher, (self.tokenizer.vocab_size + 31) // 32)
+
+    def spell(self, token: int) -> bytes:
+        """The bytes of one token."""
+        return self.tokenizer.decode_bytes([token])
+
     def token_bytes(self) -> list[bytes]:
         """The bytes of every token of the logits, in order; empty for those that are no text."""
-        decode = self.tokenizer.decode_bytes
-        return [decode([t]) if self.vocabulary.is_text(t) else b"" for t in range(self.vocabulary.size)]
+        return [self.spell(t) if self.vocabulary.is_text(t) else b"" for t in range(self.vocabulary.size)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,8 +81,8 @@ class LlguidanceGrammar:
     def start(self) -> TreeConstraint:
         """See `Grammar.start`."""
         return TreeConstraint(
-            lambda: LlguidanceMatcher(self.matcher.deep_copy()),
-            lambda: LlguidanceMatcher(_compiled(self.source, self.tokens)),
+            lambda: self.tokens.matcher(self.matcher.deep_copy()),
+            lambda: self.tokens.matcher(_compiled(self.source, self.tokens)),
             self.tokens.vocabulary,
         )
 
@@ -83,26 +90,30 @@ class LlguidanceGrammar:
 class LlguidanceMatcher:
     """A `Matcher` over LLMatcher, whose error state looks like the end of the text unless it is asked for."""
 
-    __slots__ = ("_matcher",)
+    __slots__ = ("_address", "_bits", "_matcher")
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, num_words: int) -> None:
+        """`num_words` are those that llguidance writes: its own vocabulary's, not the logits'."""
         self._matcher = matcher
+        self._bits = np.empty(num_words, np.int32)
+        self._address = self._bits.ctypes.data  # asking for it costs as much as copying a row
 
     def fill(self, words_W: NDArray[np.int32]) -> bool:
         """See `Matcher.fill`."""
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.int32)
-        if self._matcher.get_error().startswith("NoExtension"):  # a dead end: an error there, an empty row here
-            return False
-        self._check()
-        count = min(len(bits), len(words_W))
-        words_W[:count] = bits[:count]
+        self._matcher.unsafe_compute_mask_ptr(self._address, self._bits.nbytes)
+        if self._matcher.is_error():
+            if self._matcher.get_error().startswith("NoExtension"):  # a dead end: an error there, an empty row here
+                return False
+            self._check()
+        count = min(len(self._bits), len(words_W))
+        words_W[:count] = self._bits[:count]
         return self._matcher.is_accepting()
 
     def consume(self, tokens: Seq[int]) -> None:
         """See `Matcher.consume`."""
         count = self._matcher.try_consume_tokens(list(tokens))
-        self._check()
         if count < len(tokens):
+            self._check()
             raise MatcherFailed(f"token {tokens[count]} cannot follow")
 
     def rollback(self, count: int) -> None:
@@ -121,22 +132,38 @@ class LlguidanceMatcher:
             raise MatcherFailed(" ".join(self._matcher.get_error().replace("<non-verbose/>", "").split())[:300])
 
 
-def compile_llguidance(
-    spec: JsonSchema | JsonObject | Regex | Choice, tokens: LlguidanceTokens, param: str
-) -> LlguidanceGrammar:
-    """The grammar of `spec`. Raises `InvalidRequest` for `param` when it is invalid, unsupported or unsatisfiable."""
-    if isinstance(spec, JsonSchema) and _counts_keys(json.loads(spec.text)):
-        message = "minProperties above 1 and above the number of required keys cannot be enforced: keys may repeat"
-        raise refusal(param, message, "unsupported_schema")
+def compile_llguidance(spec: Regex | Choice | Lark, tokens: LlguidanceTokens, param: str) -> LlguidanceGrammar:
+    """The grammar of `spec`. Raises `InvalidRequest` for `param` when it is invalid, too large or unsatisfiable."""
+    code = "invalid_grammar" if isinstance(spec, Lark) else "invalid_regex"
     try:
         source = _source(spec)
     except ValueError as error:
-        raise refusal(param, str(error), "invalid_schema") from error
+        raise refusal(param, str(error), code) from error
     matcher = _compiled(source, tokens)
     if matcher.is_error():
-        raise _refusal(spec, param, matcher.get_error())
+        message = matcher.get_error()
+        if not isinstance(spec, Lark):
+            # The reason follows the last "error:", after a drawing of the pattern and before one of our own notation.
+            message = message.rsplit("error:", 1)[-1]
+        raise refusal(param, message.split("\n")[0], code)
+    return _started(source, matcher, tokens, param)
+
+
+def compile_json(
+    prepared: PreparedSchema, whitespace: Whitespace, tokens: LlguidanceTokens, param: str
+) -> LlguidanceGrammar:
+    """The grammar of a schema. Raises `InvalidRequest` for `param` when it is too large or unsatisfiable."""
+    source = LLMatcher.grammar_from_lark(prepared.text + structure(_whitespace(whitespace)))
+    matcher = _compiled(source, tokens)
+    if matcher.is_error():
+        raise refusal(param, f"is too complex: {matcher.get_error()}", "too_large")
+    return _started(source, matcher, tokens, param)
+
+
+def _started(source: str, matcher: LLMatcher, tokens: LlguidanceTokens, param: str) -> LlguidanceGrammar:
+    """The grammar, if a text can begin under it."""
     try:
-        row_W = tokens.vocabulary.row(LlguidanceMatcher(matcher))
+        row_W = tokens.vocabulary.row(tokens.matcher(matcher))
     except MatcherFailed as failure:
         raise refusal(param, f"is too complex: {failure}", "too_large") from failure
     if not row_W.any():
@@ -157,20 +184,6 @@ def _tokenizer(tokenizer_json: str, vocab_size: int, end_ids: tuple[int, ...]) -
         return LLTokenizer(tokenizer_json, n_vocab=max(vocab_size, size), eos_token=known)
 
 
-def _counts_keys(value: Any) -> bool:
-    """Whether a schema in `value` asks for more keys than it names as required. llguidance lets a map repeat a key and
-    counts both, so `{"a":1,"a":2}` would pass for two."""
-    if isinstance(value, list):
-        return any(map(_counts_keys, value))
-    if not isinstance(value, dict):
-        return False
-    least, required = value.get("minProperties"), value.get("required")
-    named = len(set(map(str, required))) if isinstance(required, list) else 0
-    if isinstance(least, int | float) and least > max(1, named):
-        return True
-    return any(map(_counts_keys, value.values()))
-
-
 def _compiled(source: str, tokens: LlguidanceTokens) -> LLMatcher:
     limits = LLParserLimits(
         max_items_in_row=MAX_ITEMS_IN_ROW,
@@ -181,45 +194,22 @@ def _compiled(source: str, tokens: LlguidanceTokens) -> LLMatcher:
     return LLMatcher(tokens.tokenizer, source, log_level=SILENT, limits=limits)
 
 
-def _source(spec: JsonSchema | JsonObject | Regex | Choice) -> str:
+def _source(spec: Regex | Choice | Lark) -> str:
     """The grammar in llguidance's own notation."""
     match spec:
-        case JsonSchema():
-            return _json_source(spec.text, spec.whitespace)
-        case JsonObject():
-            return _json_source('{"type":"object"}', spec.whitespace)
         case Regex():
             return LLMatcher.grammar_from_regex(spec.pattern)
         case Choice():
             return LLMatcher.grammar_from_regex("|".join(map(_literal, spec.options)))
+        case Lark():
+            return LLMatcher.grammar_from_lark(spec.text)
 
 
-def _json_source(schema: str, whitespace: Whitespace) -> str:
-    flexible = whitespace == "flexible"
-    return LLMatcher.grammar_from_json_schema(
-        schema,
-        overrides={
-            "item_separator": ",",
-            "key_separator": ":",
-            "whitespace_flexible": flexible,
-            "whitespace_pattern": BOUNDED_WHITESPACE if flexible else None,
-            "coerce_one_of": False,
-            "lenient": False,
-        },
-    )
+def _whitespace(whitespace: Whitespace) -> str | None:
+    """The regular expression of what may stand between two tokens of JSON; None for nothing."""
+    return {"compact": None, "flexible": FLEXIBLE_WHITESPACE}.get(whitespace, whitespace)
 
 
 def _literal(text: str) -> str:
     """A regular expression for exactly `text`."""
     return re.sub(r"[^A-Za-z0-9]", lambda match: f"\\x{{{ord(match[0]):x}}}", text)
-
-
-def _refusal(spec: JsonSchema | JsonObject | Regex | Choice, param: str, message: str) -> InvalidRequest:
-    if isinstance(spec, Regex | Choice):
-        # The reason follows the last "error:", after a drawing of the pattern and before one of our own notation.
-        return refusal(param, message.rsplit("error:", 1)[-1].split("\n")[0], "invalid_regex")
-    if "nsatisfiable" in message:
-        return refusal(param, message, "unsatisfiable")
-    message = message.split(" Enable ")[0]  # a switch of llguidance's that we do not offer
-    unsupported = message.startswith(("Unimplemented", "Unknown format", "Resource")) or "supported" in message
-    return refusal(param, message, "unsupported_schema" if unsupported else "invalid_schema")

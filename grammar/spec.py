@@ -16,6 +16,7 @@ from specdec.errors import InvalidRequest
 MAX_SCHEMA_BYTES = 256_000
 MAX_SCHEMA_DEPTH = 64
 MAX_SCHEMA_BRANCHES = 2_000  # properties and alternatives together; compiling grows with their square
+MAX_WHITESPACE_BYTES = 200
 MAX_REGEX_BYTES = 8_000
 MAX_CHOICES = 5_000
 MAX_CHOICE_BYTES = 64_000
@@ -23,30 +24,40 @@ MAX_GRAMMAR_BYTES = 64_000
 MAX_GRAMMAR_RULES = 1_000
 MAX_GRAMMAR_DEPTH = 200
 
-Whitespace = Literal["flexible", "compact"]
+Whitespace = str  # "flexible", "compact", or a regular expression of blanks
+Formats = Literal["assert", "annotate"]
 
 _JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _EBNF_QUIET = re.compile(r'"(?:[^"\\\n]|\\.)*+"|\[(?:[^\]\\\n]|\\.)*+\]|#[^\n]*')
+_EBNF_RULE = re.compile(r"^[ \t]*[A-Za-z_][\w.-]*[ \t]*::=", re.MULTILINE)
+_LARK_QUIET = re.compile(r'"(?:[^"\\\n]|\\.)*+"|/(?:[^/\\\n]|\\.)++/|//[^\n]*')
+# Blanks, classes of them, groups, alternatives and counts: nothing that could match anything else.
+_BLANKS = re.compile(r"(?:[ \t\r\n]|\\[tnr]|\[(?:[ \t\r\n]|\\[tnr])+\]|\(\?:|[()?*+|]|\{\d{1,4}(?:,\d{0,4})?\})+")
 _BRANCHING = ("properties", "patternProperties", "$defs", "definitions", "anyOf", "oneOf", "allOf", "prefixItems")
 
 
 @dataclass(frozen=True, slots=True)
 class JsonSchema:
-    """JSON that a schema accepts. `schema` is the schema as an object or as its JSON text; it is kept as JSON text.
+    """JSON that a schema accepts. `schema` is the schema (an object, or true or false) or its JSON text; it is kept as
+    JSON text. `formats` "assert" enforces `format` and refuses those it does not know; "annotate" ignores them all.
 
     `whitespace` "compact" allows none between tokens; "flexible" allows, wherever JSON allows whitespace inside the
-    value, one or two spaces, or one line break and up to 32 spaces or 16 tabs: enough for indented output, and a bound
-    for models that would run on in blanks. Keys come in the order of the schema.
+    value, one space, or one line break and up to 40 spaces and tabs: enough for indented output, and a bound for models
+    that would run on in blanks. Anything else is a regular expression that matches such a run of blanks. Keys come in
+    the order of the schema.
 
-    Raises `InvalidRequest` for text that is not a JSON object, or one above 256 kB, 64 levels or 2,000
+    Raises `InvalidRequest` for text that is not a JSON object or boolean, or one above 256 kB, 64 levels or 2,000
     branches (properties and alternatives in all).
     """
 
-    schema: str | Mapping[str, Any]
+    schema: str | bool | Mapping[str, Any]
     whitespace: Whitespace = "flexible"
+    formats: Formats = "assert"
 
     def __post_init__(self) -> None:
         _check_whitespace(self.whitespace)
+        if self.formats not in ("assert", "annotate"):
+            raise InvalidRequest("formats", f'must be "assert" or "annotate", got {self.formats!r}')
         object.__setattr__(self, "schema", _schema_text(self.schema))
 
     @property
@@ -120,12 +131,49 @@ class Ebnf:
             raise InvalidRequest("text", f"must nest at most {MAX_GRAMMAR_DEPTH} parentheses", code="too_large")
 
 
-Spec = JsonSchema | JsonObject | Regex | Choice | Ebnf
+@dataclass(frozen=True, slots=True)
+class Lark:
+    """Text that a grammar derives from its rule `start`, in llguidance's dialect of Lark (`name: ...`).
+
+    What `%json` embeds is enforced by the backend alone, and strictly. Raises `InvalidRequest` for a grammar above
+    64 kB, 1,000 rules or 200 nested brackets.
+    """
+
+    text: str
+
+    def __post_init__(self) -> None:
+        _check_text("text", self.text, MAX_GRAMMAR_BYTES)
+        if "x-guidance" in self.text:
+            raise InvalidRequest("text", "must not have x-guidance: it would loosen a schema", code="invalid_grammar")
+        bare = _LARK_QUIET.sub("", self.text)
+        rules = bare.count(":")
+        if rules > MAX_GRAMMAR_RULES:
+            raise InvalidRequest("text", f"must have at most {MAX_GRAMMAR_RULES} rules, got {rules}", code="too_large")
+        if _nesting(bare, "([{", ")]}") > MAX_GRAMMAR_DEPTH:
+            raise InvalidRequest("text", f"must nest at most {MAX_GRAMMAR_DEPTH} brackets", code="too_large")
+
+
+Spec = JsonSchema | JsonObject | Regex | Choice | Ebnf | Lark
+
+
+def written_grammar(text: object) -> Ebnf | Lark:
+    """A grammar whose notation is told from its text: EBNF if a line begins with `name ::=`, else Lark. (vLLM's
+    `structured_outputs.grammar` takes both.) Raises `InvalidRequest` as `Ebnf` and `Lark` do."""
+    if isinstance(text, str) and _EBNF_RULE.search(text):
+        return Ebnf(text)
+    return Lark(text)  # type: ignore[arg-type]
 
 
 def _check_whitespace(value: object) -> None:
-    if value not in ("flexible", "compact"):
-        raise InvalidRequest("whitespace", f'must be "flexible" or "compact", got {value!r}')
+    if value in ("flexible", "compact"):
+        return
+    if not isinstance(value, str) or len(value) > MAX_WHITESPACE_BYTES or not _BLANKS.fullmatch(value):
+        message = 'must be "flexible", "compact", or a regular expression of spaces, tabs and line breaks'
+        raise InvalidRequest("whitespace", f"{message}, got {value!r}"[:300])
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise InvalidRequest("whitespace", f"{value!r}: {error}") from error
 
 
 def _check_text(param: str, value: object, max_bytes: int) -> None:
@@ -164,8 +212,11 @@ def _schema_text(schema: object) -> str:
             schema = json.loads(schema)
         except ValueError as error:
             raise InvalidRequest("schema", f"must be JSON: {error}", code="invalid_schema") from error
+    if isinstance(schema, bool):
+        return json.dumps(schema)
     if not isinstance(schema, Mapping):
-        raise InvalidRequest("schema", f"must be a JSON object, got {type(schema).__name__}", code="invalid_schema")
+        message = f"must be a JSON object or a boolean, got {type(schema).__name__}"
+        raise InvalidRequest("schema", message, code="invalid_schema")
     if "x-guidance" in schema:
         raise InvalidRequest("schema", "must not have x-guidance; whitespace is set beside the schema")
     _check_json(schema)

@@ -74,7 +74,7 @@ class Vocabulary:
 
     def row(self, matcher: Matcher) -> NDArray[np.int32]:
         """`[W]`: what the matcher allows as text, and every end token where the text may end."""
-        words_W = np.zeros_like(self.text_words_W)
+        words_W = np.zeros(len(self.text_words_W), np.int32)
         may_end = matcher.fill(words_W)
         words_W &= self.text_words_W
         if may_end:
@@ -158,6 +158,9 @@ class TreeConstraint:
         self._rows.clear()
         self._forced = None
 
+    def finish(self) -> None:
+        """See `Constraint.finish`: the row before the end token allowed the end."""
+
     def _allows(self, path: tuple[int, ...], token: int) -> bool:
         row_W = self._row(path)
         return row_W is not None and 0 <= token < self._vocabulary.size and has(row_W, token)
@@ -212,7 +215,7 @@ class TreeConstraint:
 
 def has(words_W: NDArray[np.int32], token: int) -> bool:
     """Whether the bit of `token` is set in one row of words."""
-    return bool(int(words_W[token >> 5]) >> (token & 31) & 1)
+    return bool(words_W.item(token >> 5) >> (token & 31) & 1)
 
 
 def _depth_first(children: Seq[Seq[int]]) -> Iterator[int]:

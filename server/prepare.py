@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from specdec.errors import ContextTooLong, InvalidRequest, QueueFull
-from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Regex, Spec, Whitespace
+from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Regex, Spec, written_grammar
 from specdec.request import Sampling, Stopping
 from specdec.server.schemas import Body, StructuredOutputs
 
@@ -184,29 +184,34 @@ def _wanted(body: Body) -> Iterator[tuple[str, Callable[[Any], Spec], object]]:
     yield "guided_json", JsonSchema, body.guided_json
     yield "guided_regex", Regex, body.guided_regex
     yield "guided_choice", Choice, body.guided_choice
-    yield "guided_grammar", Ebnf, body.guided_grammar
+    yield "guided_grammar", written_grammar, body.guided_grammar
     yield "regex", Regex, body.regex
     yield "ebnf", Ebnf, body.ebnf
+    yield "grammar", written_grammar, body.grammar
     yield "json_schema", JsonSchema, body.json_schema
 
 
 def _structured(outputs: StructuredOutputs) -> tuple[str, Callable[[Any], Spec], object]:
     given = outputs.model_dump(by_alias=True, exclude_none=True)
-    compact = given.pop("disable_any_whitespace", False)
+    compact, pattern = given.pop("disable_any_whitespace", False), given.pop("whitespace_pattern", None)
     if len(given) != 1:
         kinds = "json, json_object, regex, choice and grammar"
         raise InvalidRequest("structured_outputs", f"must hold exactly one of {kinds}, got {len(given)}")
     [(kind, value)] = given.items()
     param = f"structured_outputs.{kind}"
-    if compact and kind not in ("json", "json_object"):
-        raise InvalidRequest("structured_outputs.disable_any_whitespace", f"means nothing for {kind}")
-    whitespace: Whitespace = "compact" if compact else "flexible"
+    for name, asked in (("disable_any_whitespace", compact), ("whitespace_pattern", pattern is not None)):
+        if asked and kind not in ("json", "json_object"):
+            raise InvalidRequest(f"structured_outputs.{name}", f"means nothing for {kind}")
+    if compact and pattern is not None:
+        message = "contradicts disable_any_whitespace; give one of them"
+        raise InvalidRequest("structured_outputs.whitespace_pattern", message)
+    whitespace = "compact" if compact else "flexible" if pattern is None else pattern
     makers: dict[str, Callable[[Any], Spec]] = {
         "json": lambda schema: JsonSchema(schema, whitespace),
         "json_object": lambda _: JsonObject(whitespace),
         "regex": Regex,
         "choice": Choice,
-        "grammar": Ebnf,
+        "grammar": written_grammar,
     }
     if kind == "json_object" and value is not True:
         raise InvalidRequest(param, "must be true; leave it out for free text")

@@ -87,7 +87,6 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "kv_transfer_params": (),
     "typical_p": (1, 1.0),
     "mirostat": (0,),
-    "grammar": (),
 }
 
 INSTEAD = {  # what to send in place of a refused field, where there is something
@@ -171,7 +170,8 @@ class StructuredOutputs(Strict):
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
-    disable_any_whitespace: bool | None = None  # for json and json_object
+    disable_any_whitespace: bool | None = None  # for json and json_object, as is the next
+    whitespace_pattern: str | None = None
 
 
 class Body(Strict):
@@ -206,6 +206,7 @@ class Body(Strict):
     guided_grammar: str | None = None
     regex: str | None = None
     ebnf: str | None = None
+    grammar: str | None = None
     json_schema: dict[str, Any] | str | None = None
 
     stream: bool | None = None

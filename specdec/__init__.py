@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         QueueFull,
         SpecdecError,
     )
-    from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Regex
+    from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex
     from specdec.llm import LLM
     from specdec.request import Request, Sampling, Stopping
 
@@ -40,6 +40,7 @@ __all__ = [
     "InvalidRequest",
     "JsonObject",
     "JsonSchema",
+    "Lark",
     "ModelError",
     "NumericalError",
     "QueueFull",
@@ -63,7 +64,7 @@ _HOMES = {
         "QueueFull",
         "SpecdecError",
     ),
-    "specdec.grammar.spec": ("Choice", "Ebnf", "JsonObject", "JsonSchema", "Regex"),
+    "specdec.grammar.spec": ("Choice", "Ebnf", "JsonObject", "JsonSchema", "Lark", "Regex"),
     "specdec.llm": ("LLM",),
     "specdec.request": ("Request", "Sampling", "Stopping"),
 }

@@ -38,7 +38,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-eval_app = typer.Typer(help="Measure what drafts are worth.", no_args_is_help=True)
+eval_app = typer.Typer(help="Measure what drafts are worth, and what grammars let pass.", no_args_is_help=True)
 bench_app = typer.Typer(help="Measure the engine.", no_args_is_help=True)
 app.add_typer(eval_app, name="eval")
 app.add_typer(bench_app, name="bench")
@@ -183,6 +183,28 @@ def pull(name: Annotated[str, typer.Argument(help=f"{', '.join(PACKAGED)}, or a 
 
 
 @app.command()
+def check_schema(
+    file: Annotated[Path, typer.Argument(help="A JSON Schema.")],
+    formats: Annotated[Literal["assert", "annotate"], typer.Option(help="Whether `format` is enforced.")] = "assert",
+) -> None:
+    """Say what becomes of every keyword of a schema. Fails when the schema is refused."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from specdec.grammar.schema import check_schema as check
+    from specdec.grammar.spec import JsonSchema
+
+    report = check(JsonSchema(_read(file)).text, formats=formats)
+    table = Table("pointer", "keyword", "verdict", "reason", box=None)
+    for keyword in report.keywords:
+        table.add_row(keyword.pointer, keyword.keyword, keyword.verdict, keyword.reason)
+    Console(markup=False).print(table)
+    if not report.compiled:
+        print(f"specdec: {file}: {report.code}: {report.reason}", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+@app.command()
 def env(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
@@ -242,6 +264,51 @@ def acceptance(
     asked |= {"max_tokens": max_tokens, "repeats": repeats, "whitespace": whitespace}
     found = {**report(outcomes), **asked, "provenance": {**origin, "load_average_after": load_average()}}
     _deliver(found, acceptance_tables(found), json_out)
+
+
+@eval_app.command()
+def structured(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="PATH...", help="Folders of the JSON Schema test suite, .jsonl files of schemas with instances."
+        ),
+    ],
+    tokenizer: Annotated[
+        str, typer.Option(help="byte, a tokenizer.json, or a model whose tokenizer to take.")
+    ] = "byte",
+    draft: Annotated[str | None, typer.Option(help="Of schemas that do not say: 4, 6, 7, 2019-09 or 2020-12.")] = None,
+    remotes: Annotated[Path | None, typer.Option(help="The suite's folder of remote documents.")] = None,
+    formats: Annotated[Literal["assert", "annotate"], typer.Option(help="Whether `format` is enforced.")] = "assert",
+    property_order: Annotated[
+        Literal["schema", "any"], typer.Option(help="any: reorder an instance's keys before it counts as refused.")
+    ] = "schema",
+    whitespace: Annotated[
+        str, typer.Option(metavar="flexible|compact|REGEX", help="What may stand between JSON's tokens.")
+    ] = "flexible",
+    walks: Annotated[int, typer.Option(min=0, help="Random texts a schema.")] = 20,
+    seed: Annotated[int, typer.Option(help="Of the random texts.")] = 0,
+    json_out: JsonOut = None,
+) -> None:
+    """Replay known instances under the mask, and let random texts be judged by their schemas."""
+    from specdec.evals.cases import read_cases, read_remotes
+    from specdec.evals.provenance import load_average, machine
+    from specdec.evals.report import structured_tables
+    from specdec.evals.structured import Settings, measure, schema_compiler
+    from specdec.evals.vocabulary import open_vocabulary
+
+    cases = read_cases(paths, draft)
+    documents = {} if remotes is None else read_remotes(remotes)
+    vocabulary = open_vocabulary(tokenizer)
+    settings = Settings(formats, whitespace, property_order == "any", walks, seed)
+    origin = {**machine(), "load_average": load_average(), "model": f"tokenizer {vocabulary.name}"}
+    with _bar("evaluating", "count") as progress:
+        compile_schema = schema_compiler(vocabulary, settings, documents)
+        found = measure(cases, vocabulary, compile_schema, settings, documents, progress=progress)
+    asked = {"paths": [str(path) for path in paths], "draft": draft, "formats": formats, "walks_a_schema": walks}
+    asked |= {"property_order": property_order, "whitespace": whitespace, "seed": seed}
+    found = {**found, **asked, "provenance": {**origin, "load_average_after": load_average()}}
+    _deliver(found, structured_tables(found), json_out)
 
 
 @bench_app.command()
@@ -407,17 +474,18 @@ def _spec(given: ConstraintOptions) -> tuple[str, Spec | None]:
 
     Raises `InvalidRequest` for two, or one that is wrong in itself, and `ConfigError` for an unreadable file.
     """
-    from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Regex
+    from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex
 
+    whitespace = given.whitespace
     asked: dict[str, Callable[[], Spec]] = {}
     if given.json_schema is not None:
         text = given.json_schema
         if text.lstrip().startswith("{"):
-            asked["--json-schema"] = lambda: JsonSchema(text)
+            asked["--json-schema"] = lambda: JsonSchema(text, whitespace)
         else:
-            asked[f"--json-schema {text}"] = lambda: JsonSchema(_read(Path(text)))
+            asked[f"--json-schema {text}"] = lambda: JsonSchema(_read(Path(text)), whitespace)
     if given.json:
-        asked["--json"] = JsonObject
+        asked["--json"] = lambda: JsonObject(whitespace)
     if given.regex is not None:
         pattern = given.regex
         asked["--regex"] = lambda: Regex(pattern)
@@ -427,6 +495,11 @@ def _spec(given: ConstraintOptions) -> tuple[str, Spec | None]:
     if given.ebnf is not None:
         path = given.ebnf
         asked[f"--ebnf {path}"] = lambda: Ebnf(_read(path))
+    if given.lark is not None:
+        lark = given.lark
+        asked[f"--lark {lark}"] = lambda: Lark(_read(lark))
+    if whitespace != "flexible" and not (given.json or given.json_schema):
+        raise InvalidRequest("--whitespace", "means nothing without --json-schema or --json")
     if len(asked) > 1:
         raise InvalidRequest(list(asked)[1], f"constrains a text that {next(iter(asked))} constrains already")
     for name, make in asked.items():

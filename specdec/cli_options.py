@@ -158,6 +158,13 @@ class ConstraintOptions:
         list[str] | None, typer.Option(help="One of these; repeat the option.", rich_help_panel=_CONSTRAINT)
     ] = None
     ebnf: Annotated[Path | None, typer.Option(help="A grammar in a file.", rich_help_panel=_CONSTRAINT)] = None
+    lark: Annotated[Path | None, typer.Option(help="A Lark grammar in a file.", rich_help_panel=_CONSTRAINT)] = None
+    whitespace: Annotated[
+        str,
+        typer.Option(
+            metavar="flexible|compact|REGEX", help="What may stand between JSON's tokens.", rich_help_panel=_CONSTRAINT
+        ),
+    ] = "flexible"
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

@@ -50,6 +50,11 @@ class Walk:
     stop_reason: str | int | None = None
     error: SpecdecError | None = None
 
+    @property
+    def at_end(self) -> bool:
+        """Whether an end token ended it, so that the text is whole."""
+        return self.finish_reason == "stop" and self.stop_reason is None
+
 
 class Engine:
     """Serves one target model. One thread calls `add`, `abort` and `step`, and never two of them at once.
@@ -245,11 +250,14 @@ class Engine:
         if not agreed.tokens and finish_reason is None:  # the rows stopped short of the frontier
             seq.num_computed += span.known
             return Emission(seq)
-        if finish_reason is None:
-            try:
+        try:
+            if finish_reason is None:
                 seq.constraint.advance(agreed.tokens)
-            except SpecdecError as failure:
-                finish_reason, error = "error", failure
+            elif agreed.at_end:
+                seq.constraint.advance(agreed.tokens[:-1])
+                seq.constraint.finish()
+        except SpecdecError as failure:
+            finish_reason, error = "error", failure
         visible = agreed.visible + (agreed.text.close() if finish_reason else "")
         first = seq.num_output == 0
         seq.tokens.extend(agreed.tokens)

@@ -29,5 +29,8 @@ class FreeText:
     def advance(self, tokens: Sequence[int]) -> None:
         """Nothing to move."""
 
+    def finish(self) -> None:
+        """Any text will do."""
+
 
 FREE_TEXT = FreeText()

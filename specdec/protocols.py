@@ -44,6 +44,11 @@ class Constraint(Protocol):
         """Move past tokens that were emitted (never end tokens)."""
         ...
 
+    def finish(self) -> None:
+        """An end token was emitted after all that was advanced. Raises `ConstraintError` where the whole text is not
+        what was asked for."""
+        ...
+
 
 class Grammar(Protocol):
     """A compiled grammar: immutable, shared by requests and threads."""

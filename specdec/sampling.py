@@ -96,10 +96,22 @@ def scores(
     if banned:
         scores_V[banned] = -np.inf
     if allowed_V is not None:
-        scores_V[~allowed_V] = -np.inf
+        forbid(scores_V, allowed_V)
     if scores_V is not logits_V and scores_V.max() == -math.inf:
         raise DeadEnd(f"no token is allowed at position {len(seq.tokens) + len(path)}")
     return scores_V
+
+
+def forbid(scores_V: NDArray[np.float32], allowed_V: NDArray[np.bool_]) -> None:
+    """Set the scores of all other tokens to minus infinity, in place. Takes the shorter way: NumPy's boolean indexing
+    costs most where half of a row is set."""
+    if 2 * int(np.count_nonzero(allowed_V)) > len(allowed_V):
+        scores_V[~allowed_V] = -np.inf
+        return
+    ids = np.flatnonzero(allowed_V)
+    kept = scores_V[ids]
+    scores_V.fill(-np.inf)
+    scores_V[ids] = kept
 
 
 def _banned(seq: Sequence, depth: int, allowed_V: NDArray[np.bool_] | None) -> list[int]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from specdec.errors import ConfigError, InvalidRequest
 from specdec.grammar import ebnf_process
 from specdec.grammar.compile import MAX_CACHED, Compiler
-from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Regex, Spec
+from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex, Spec, written_grammar
 from specdec.mask import TokenMask
 from specdec.tree import root
 from tests.grammar.small_tokenizer import (
@@ -38,8 +38,8 @@ NARROW = TOOL - 9
     ("spec", "param", "code", "words"),
     [
         (JsonSchema({"uniqueItems": True}), "schema", "unsupported_schema", "uniqueItems"),
-        (JsonSchema({"not": {"type": "string"}}), "schema", "unsupported_schema", "not"),
-        (JsonSchema({"type": "string", "format": "shoe-size"}), "schema", "unsupported_schema", "shoe-size"),
+        (JsonSchema({"not": {"format": "regex"}}), "schema", "unsupported_schema", "/not/format"),
+        (JsonSchema({"type": "string", "format": "regex"}), "schema", "unsupported_schema", "/format"),
         (JsonSchema({"$ref": "https://example.org/s"}), "schema", "unsupported_schema", "example.org"),
         (JsonSchema({"type": "string", "pattern": "(?=a)b"}), "schema", "unsupported_schema", "look-around"),
         (
@@ -48,13 +48,14 @@ NARROW = TOOL - 9
             "unsupported_schema",
             "minProperties",
         ),
-        (JsonSchema({"oneOf": [{"minimum": 1}, {"maximum": 2}]}), "schema", "unsupported_schema", "oneOf"),
+        (JsonSchema({"items": {"contains": {"uniqueItems": True}}}), "schema", "unsupported_schema", "/items/contains"),
         (JsonSchema({"type": "foo"}), "schema", "invalid_schema", "foo"),
-        (JsonSchema({"properties": 3}), "schema", "invalid_schema", "properties must be an object"),
+        (JsonSchema({"properties": 3}), "schema", "invalid_schema", "/properties: 3 is not of type"),
         (JsonSchema({"$ref": "#/$defs/none"}), "schema", "invalid_schema", "none"),
-        (JsonSchema({"enum": []}), "schema", "unsatisfiable", "empty"),
-        (JsonSchema({"type": "integer", "minimum": 5, "maximum": 1}), "schema", "unsatisfiable", "minimum"),
-        (JsonSchema({"$ref": "#"}), "schema", "unsatisfiable", "no text"),
+        (JsonSchema({"enum": []}), "schema", "unsatisfiable", "no value"),
+        (JsonSchema({"type": "integer", "minimum": 5, "maximum": 1}), "schema", "unsatisfiable", "no value"),
+        (JsonSchema({"$ref": "#"}), "schema", "invalid_schema", "leads back"),
+        (JsonSchema({"items": {"$ref": "#"}, "minItems": 1, "type": "array"}), "schema", "unsatisfiable", "no value"),
         (Regex("a("), "pattern", "invalid_regex", "unclosed group"),
         (Regex("(?=a)b"), "pattern", "invalid_regex", "look-around"),
         (Regex(r"(a)\1"), "pattern", "invalid_regex", "backreferences"),
@@ -65,6 +66,13 @@ NARROW = TOOL - 9
         (Ebnf('root ::= "a'), "text", "invalid_grammar", "string literal"),
         (Ebnf('other ::= "a"'), "text", "invalid_grammar", "root"),
         (Ebnf("root ::= root"), "text", "unsatisfiable", "root"),
+        (Lark("start: x"), "text", "invalid_grammar", "unknown name"),
+        (Lark('a: "b"'), "text", "invalid_grammar", "start"),
+        (Lark('start: "a'), "text", "invalid_grammar", "lexer error"),
+        (Lark("start: /(?=a)b/"), "text", "invalid_grammar", "regex"),
+        (Lark("start: <|nowhere|>"), "text", "invalid_grammar", "special token"),
+        (Lark('start: %json {"not": {}}'), "text", "invalid_grammar", "not"),
+        (Lark("start: start"), "text", "unsatisfiable", "no text"),
     ],
     ids=str,
 )
@@ -89,6 +97,10 @@ def test_what_cannot_be_enforced_is_refused_by_name(spec: Spec, param: str, code
         Regex("a|"),
         Choice(["x"]),
         Ebnf('root ::= "a" | ""'),
+        Lark('start: "a" | "" // either'),
+        Lark('%llguidance {}\nstart: %json {"type": "integer"}'),
+        Lark("%import common.INT\nstart: INT"),
+        Lark("start: /" + ":" * 2_000 + "/"),
         JsonObject(),
         JsonSchema("{}"),
         Regex("a|b"),
@@ -187,6 +199,10 @@ DEEP = 100_000
         lambda: Ebnf("root ::= " + "(" * 300 + '"a"' + ")" * 300),
         lambda: Ebnf("".join(f"r{i} ::= r{i + 1}\n" for i in range(2_000))),
         lambda: Ebnf('root ::= "' + "a" * 70_000 + '"'),
+        lambda: Lark("start: " + "(" * 60_000),
+        lambda: Lark("start: " + "[" * 300 + '"a"' + "]" * 300),
+        lambda: Lark("start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(2_000))),
+        lambda: Lark('start: "' + "a" * 70_000 + '"'),
     ],
 )
 def test_what_is_too_large_is_refused_at_once(make: object) -> None:
@@ -216,15 +232,24 @@ def test_a_schema_that_contains_itself_is_refused() -> None:
     [
         (lambda: JsonSchema("{"), "schema"),
         (lambda: JsonSchema("3"), "schema"),
-        (lambda: JsonSchema("true"), "schema"),
+        (lambda: JsonSchema("null"), "schema"),
+        (lambda: JsonSchema({}, formats="some"), "formats"),  # type: ignore[arg-type]
         (lambda: JsonSchema('{"minimum": 1e999}'), "schema"),
         (lambda: JsonSchema('{"minimum": ' + "9" * 5000 + "}"), "schema"),
         (lambda: JsonSchema('{"const": "\\ud800"}'), "schema"),
         (lambda: JsonSchema({"const": object()}), "schema"),
         (lambda: JsonSchema({1: 2}), "schema"),  # type: ignore[dict-item]
         (lambda: JsonSchema({"x-guidance": {"lenient": True}, "not": {}}), "schema"),
-        (lambda: JsonSchema({}, whitespace="some"), "whitespace"),  # type: ignore[arg-type]
-        (lambda: JsonObject(whitespace="none"), "whitespace"),  # type: ignore[arg-type]
+        (lambda: JsonSchema({}, whitespace="some"), "whitespace"),
+        (lambda: JsonSchema({}, whitespace=r"\s*"), "whitespace"),
+        (lambda: JsonSchema({}, whitespace="[^a]"), "whitespace"),
+        (lambda: JsonSchema({}, whitespace=" (,)?"), "whitespace"),
+        (lambda: JsonSchema({}, whitespace="( "), "whitespace"),
+        (lambda: JsonSchema({}, whitespace=""), "whitespace"),
+        (lambda: JsonSchema({}, whitespace=" " * 300), "whitespace"),
+        (lambda: JsonObject(whitespace=3), "whitespace"),  # type: ignore[arg-type]
+        (lambda: Lark('start: %json {"x-guidance": {"lenient": true}}'), "text"),
+        (lambda: Lark(3), "text"),  # type: ignore[arg-type]
         (lambda: Regex(3), "pattern"),  # type: ignore[arg-type]
         (lambda: Regex("\ud800"), "pattern"),
         (lambda: Choice([]), "options"),
@@ -240,6 +265,21 @@ def test_a_spec_names_the_field_that_is_wrong(make: object, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         make()
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ('root ::= "a"', Ebnf),
+        ('# a comment\n\n  root::="a"', Ebnf),
+        ('start: "a"', Lark),
+        ('%llguidance {}\nstart: "::="', Lark),
+        ('// root ::= "a"\nstart: "a"', Lark),
+        ("", Lark),
+    ],
+)
+def test_a_grammar_says_its_notation_by_its_rules(text: str, kind: type) -> None:
+    assert written_grammar(text) == kind(text)
 
 
 def test_specs_with_equal_content_are_equal_and_keep_the_order_of_keys() -> None:

@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 
 from specdec.build import end_tokens, open_tokenizer
 from specdec.errors import ConstraintError
+from specdec.evals.structured import Times, replay_text
+from specdec.evals.vocabulary import byte_vocabulary
 from specdec.grammar.compile import Compiler
-from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Regex, Spec
+from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex, Spec
 from specdec.grammar.walk import MatcherFailed, TreeConstraint, Vocabulary
 from specdec.loader import open_checkpoint
 from specdec.mask import TokenMask
@@ -72,6 +74,7 @@ SPECS: list[Spec] = [
     Regex(r"(the|a) quick( \w+){1,4}\."),
     Choice(["the lazy dog", "the lazy fox", "the", 'say "no"\n', "Zürich\\"]),
     Ebnf(EBNF),
+    Lark('start: "[" item ("," item)* "]"\nitem: WORD | start\nWORD: /[a-z]{2,9}/'),
 ]
 
 
@@ -350,9 +353,9 @@ def test_an_empty_tree_and_an_empty_advance_change_nothing() -> None:
         ('{ "a" : 1 }', True),
         ('{\n  "a": 1\n}', True),
         ('{\r\n\t\t"a": 1\n}', True),
-        ("{\n" + " " * 32 + '"a":1}', True),
-        ("{\n" + " " * 33 + '"a":1}', False),
-        ('{   "a":1}', False),
+        ("{\n" + " " * 40 + '"a":1}', True),
+        ("{\n" + " " * 41 + '"a":1}', False),
+        ('{  "a":1}', False),
         ('{\n\n"a":1}', False),
         (' {"a":1}', False),
     ],
@@ -369,6 +372,25 @@ def test_flexible_whitespace_is_bounded(text: str, allowed: bool) -> None:
 
     # Where the opening is forced the tokens must be the canonical ones; encode writes them.
     assert advance() == allowed
+
+
+@pytest.mark.parametrize(
+    ("whitespace", "text", "allowed"),
+    [
+        ("compact", '{"a":1}', True),
+        ("compact", '{ "a":1}', False),
+        (" *", '{     "a"  :   1}', True),
+        (" *", '{\n"a":1}', False),
+        (r"(?: |\n){1,3}", '{ \n "a":1}', True),
+        (r"[ \t]{2}", '{ "a":1}', False),
+        (r"[ \t]{2}", '{ \t"a":1}', True),
+    ],
+)
+def test_whitespace_may_be_any_run_of_blanks(whitespace: str, text: str, allowed: bool) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    vocabulary = byte_vocabulary()
+    grammar = vocabulary.compiler({}).compile(JsonSchema(schema, whitespace=whitespace))
+    assert (replay_text(grammar, text, vocabulary, Times()).place is None) == allowed
 
 
 ENDLESS = r"b*((a{1,300}){1,300}){1,300}"  # llguidance gives up after some 29 letters a
@@ -478,6 +500,43 @@ def test_a_failure_in_one_text_does_not_reach_another() -> None:
     failing_depth()
     np.testing.assert_array_equal(row_of(neighbour), before)
     np.testing.assert_array_equal(row_of(start(Regex(ENDLESS))), before)
+
+
+def test_a_grammar_of_special_tokens_ends_where_only_they_could_follow() -> None:
+    """Special tokens are not text, whatever a grammar says."""
+    constraint = start(Lark('start: "a" <[0]> | "a" <pad> | "b"'))
+    constraint.advance(encode("a"))
+    assert not row_of(constraint).any()
+
+
+def test_a_dead_end_in_a_tree_is_an_empty_row_and_harms_no_other() -> None:
+    constraint = start(Lark('start: "a" <[0]> | "b" "c"'))
+    a, b, c = encode("a")[0], encode("b")[0], encode("c")[0]
+    tree = DraftTree((0, a, b, c, c), (-1, 0, 0, 1, 2), (1.0,) * 5, ("", *["test"] * 4))
+    kept = constraint.prune(tree)
+    assert kept.tokens == (0, a, b, c)  # the token after the dead end goes, the dead end itself stays
+    mask = TokenMask(len(kept), VOCAB_SIZE)
+    constraint.mask(kept, 0, mask)
+    allowed = [row for row in map(mask.allowed, range(len(kept))) if row is not None]
+    assert [int(row.sum()) for row in allowed] == [2, 0, 1, len(END_IDS)]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_a_set_bit_means_that_the_token_is_taken(spec: Spec) -> None:
+    print("seed 9")
+    rng = random.Random(9)
+    prefix: list[int] = []
+    for _ in range(4):
+        constraint = start(spec)
+        constraint.advance(prefix)
+        allowed = [int(t) for t in np.flatnonzero(row_of(constraint)) if t not in END_IDS]
+        for token in rng.sample(allowed, min(12, len(allowed))):
+            taken = start(spec)
+            taken.advance([*prefix, token])
+            assert constraint.prune(chain(0, [token], "test")).num_drafts == 1
+        if not allowed:
+            break
+        prefix.append(rng.choice(allowed))
 
 
 def test_where_no_text_can_follow_the_row_is_empty() -> None:

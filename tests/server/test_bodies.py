@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specdec.errors import InvalidRequest
-from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Regex
+from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex
 from specdec.server.errors import MAX_MESSAGE, answer
 from specdec.server.prepare import constraint
 from specdec.server.schemas import IGNORED, UNSUPPORTED, Body, ChatBody, CompletionBody, parse
@@ -187,12 +187,20 @@ def test_a_client_may_send_back_an_assistant_message_as_it_came() -> None:
         ({"structured_outputs": {"regex": "a+"}}, "structured_outputs.regex", Regex("a+")),
         ({"structured_outputs": {"choice": ["a", "b"]}}, "structured_outputs.choice", Choice(("a", "b"))),
         ({"structured_outputs": {"grammar": 'root ::= "a"'}}, "structured_outputs.grammar", Ebnf('root ::= "a"')),
+        ({"structured_outputs": {"grammar": 'start: "a"'}}, "structured_outputs.grammar", Lark('start: "a"')),
+        (
+            {"structured_outputs": {"json": SCHEMA, "whitespace_pattern": " ?"}},
+            "structured_outputs.json",
+            JsonSchema(SCHEMA, " ?"),
+        ),
         ({"guided_json": SCHEMA}, "guided_json", JsonSchema(SCHEMA)),
         ({"guided_regex": "a+"}, "guided_regex", Regex("a+")),
         ({"guided_choice": ["a"]}, "guided_choice", Choice(("a",))),
         ({"guided_grammar": 'root ::= "a"'}, "guided_grammar", Ebnf('root ::= "a"')),
         ({"regex": "a+"}, "regex", Regex("a+")),
         ({"ebnf": 'root ::= "a"'}, "ebnf", Ebnf('root ::= "a"')),
+        ({"grammar": 'root ::= "a"'}, "grammar", Ebnf('root ::= "a"')),
+        ({"grammar": '%llguidance {}\nstart: "a"'}, "grammar", Lark('%llguidance {}\nstart: "a"')),
         ({"json_schema": json.dumps(SCHEMA)}, "json_schema", JsonSchema(SCHEMA)),
     ],
 )
@@ -211,6 +219,9 @@ def test_every_way_to_ask_for_a_constraint_means_one(fields: dict[str, Any], par
         ({"structured_outputs": {"json_object": False}}, "structured_outputs.json_object"),
         ({"structured_outputs": {"regex": "a", "disable_any_whitespace": True}},
          "structured_outputs.disable_any_whitespace"),
+        ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
+        ({"structured_outputs": {"json": SCHEMA, "whitespace_pattern": " ", "disable_any_whitespace": True}},
+         "structured_outputs.whitespace_pattern"),
         ({"json_schema": "{"}, "json_schema"),
         ({"json_schema": "[]"}, "json_schema"),
         ({"guided_choice": []}, "guided_choice"),

@@ -287,6 +287,38 @@ async def test_what_comes_while_the_engine_stops_is_refused(loaded: LoadedModel)
         assert (await running).status_code == 503
 
 
+# Special tokens are never text, so nothing can follow where a grammar asks for one.
+DEAD_END = "start: LETTERS <[256]>\nLETTERS: /[a-z]{%d}/"
+
+
+@pytest.mark.parametrize("speculative", [True, False])
+@pytest.mark.parametrize("length", [1, 30])
+async def test_a_text_that_nothing_can_follow_is_a_422(loaded: LoadedModel, length: int, speculative: bool) -> None:
+    asked = {"prompt": "hi", "max_tokens": 99, "structured_outputs": {"grammar": DEAD_END % length}, "seed": 4}
+    free = free_blocks(loaded)
+    async with asgi_client(create_app(loaded, ServerConfig())) as client:
+        answered = await client.post("/v1/completions", json=asked | {"speculative": speculative})
+        assert answered.status_code == 422, answered.text
+        error = answered.json()["error"]
+        assert (error["code"], error["type"]) == ("constraint_dead_end", "invalid_request_error")
+        assert "no token is allowed" in error["message"]
+        assert loaded.engine.metrics.dead_ends == 1
+        assert (await client.post("/v1/completions", json={"prompt": "hi"})).status_code == 200
+    assert free_blocks(loaded) == free
+
+
+async def test_a_stream_that_runs_into_a_dead_end_says_so_in_an_event(loaded: LoadedModel) -> None:
+    asked = {"prompt": "hi", "max_tokens": 99, "structured_outputs": {"grammar": DEAD_END % 30}, "seed": 4}
+    async with asgi_client(create_app(loaded, ServerConfig())) as client:
+        answered = await client.post("/v1/completions", json=asked | {"stream": True})
+        assert answered.status_code == 200
+        *chunks, failed, end, rest = answered.text.split("\n\n")
+        assert (end, rest) == ("data: [DONE]", "")
+        text = "".join(json.loads(chunk.removeprefix("data: "))["choices"][0]["text"] for chunk in chunks)
+        assert 20 < len(text) <= 30  # what was drawn in the step that fails is not sent
+        assert json.loads(failed.removeprefix("data: "))["error"]["code"] == "constraint_dead_end"
+
+
 async def test_stopping_the_server_fails_what_still_runs(loaded: LoadedModel) -> None:
     app = create_app(loaded, ServerConfig())
     free = free_blocks(loaded)

@@ -1,0 +1,817 @@
+"""From shapes to a grammar in llguidance's Lark notation: objects, arrays, and one terminal for all the scalars of a
+place. What a shape's tests ask for is written exactly or refused, with the keyword's pointer. Knows no schema.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from llguidance import LLMatcher, LLTokenizer
+
+from specdec.grammar import numbers, patterns
+from specdec.grammar.lowering import Lowering, bounds
+from specdec.grammar.shapes import (
+    ANY,
+    NONE,
+    Among,
+    Array,
+    AtLeast,
+    Boolean,
+    Child,
+    Count,
+    Either,
+    Everything,
+    Fits,
+    Integral,
+    Length,
+    MultipleOf,
+    Null,
+    Number,
+    Object,
+    Pattern,
+    Refusal,
+    Residue,
+    Shape,
+    String,
+    Tests,
+    Union,
+    child_of,
+    is_full,
+    passes,
+)
+
+MAX_CHILDREN = 3_000
+MAX_COUNTED = 2_000  # rules of one object or array whose keys or items are counted
+MAX_ATOMS = 6  # tests that tell the keys of one object apart
+MAX_PERMUTED = 6
+MAX_DIVISOR = 10_000  # without its factors of ten
+STRING = f"/\\x{{22}}({patterns.ANYTHING})\\x{{22}}/"
+
+
+class Refused(Exception):
+    """What cannot be written, all of it."""
+
+    def __init__(self, refusals: Iterable[Refusal]) -> None:
+        self.refusals = sorted(set(refusals), key=lambda refusal: refusal.pointer)
+        super().__init__("; ".join(f"{r.pointer}: {r.reason}" for r in self.refusals))
+
+
+class Unsatisfiable(Exception):
+    """No value is allowed."""
+
+
+class TooLarge(Exception):
+    """The grammar would be larger than its budget."""
+
+
+def structure(whitespace: str | None) -> str:
+    """The terminals between the values of a grammar that `write` made. `whitespace` is a regular expression for what
+    may stand on either side of them, once; None for nothing."""
+    blank = f"({whitespace})?" if whitespace else ""
+    sides = {"COMMA": (",", blank, blank), "COLON": (":", blank, blank)}
+    sides |= {"OBRACE": ("{", "", blank), "CBRACE": ("}", blank, "")}
+    sides |= {"OBRACKET": ("[", "", blank), "CBRACKET": ("]", blank, "")}
+    return "".join(
+        f"{name}: /{before}{patterns.literal(sign)}{after}/\n" for name, (sign, before, after) in sides.items()
+    )
+
+
+def write(lowering: Lowering, root: Child) -> str:
+    """The grammar of what `root` allows, without the terminals of `structure`. Raises `Refused`, `Unsatisfiable`,
+    `TooLarge`."""
+    writer = _Writer(lowering)
+    writer.reach(root)
+    return writer.text(root)
+
+
+class _Writer:
+    def __init__(self, lowering: Lowering) -> None:
+        self._lowering = lowering
+        self._unions: dict[Child, Union] = {}
+        self._productive: set[Child] = set()
+        self._plans: dict[Object, _Keys] = {}
+        self._lines: list[str] = []
+        self._symbols: dict[Child, str] = {}
+        self._terminals: dict[str, str] = {}
+        self._refusals: set[Refusal] = set()
+        self._any_used = False
+        self._names = itertools.count()
+
+    # What can be written at all
+
+    def reach(self, root: Child) -> None:
+        """Look at every child that a value may hold, and find those that some finite value satisfies."""
+        pending = [root]
+        while pending:
+            child = pending.pop()
+            if child in self._unions:
+                continue
+            if len(self._unions) >= MAX_CHILDREN:
+                raise TooLarge(f"has more than {MAX_CHILDREN} different parts")
+            self._unions[child] = self._lowering.node(child)
+            for shape in self._unions[child]:
+                pending.extend(self._children(shape))
+        changed = True
+        while changed:
+            changed = False
+            for child, union in self._unions.items():
+                if child not in self._productive and any(map(self._can_be, union)):
+                    self._productive.add(child)
+                    changed = True
+
+    def _children(self, shape: Shape) -> list[Child]:
+        match shape:
+            case Array():
+                found = [*shape.prefix, shape.items]
+                for count in shape.counts:
+                    for base in (*shape.prefix[count.offset :], shape.items):
+                        found.extend((base | count.child, base | _complement(count.child)))
+                return found
+            case Object():
+                keys = self._keys(shape)
+                found = [child for _, child in keys.named]
+                found += [child for _, child in keys.cells]
+                for tests, child, _ in shape.some:
+                    found += [value | child for name, value in keys.named if passes(tests, name, self._lowering.holds)]
+                    found += [value | child for _, value in self._cells(shape, keys, tests)]
+                return found
+        return []
+
+    def _can_be(self, shape: Shape) -> bool:
+        """Whether a finite value has the shape, by what is known so far."""
+        match shape:
+            case String():
+                return derives(self._string(shape))
+            case Number():
+                return bool(_divisors(shape)) or derives(self._number(shape))
+            case Array():
+                length = self._longest(shape)
+                if length is not None and length < shape.least:
+                    return False
+                return all(self._can_count(shape, count, length) for count in shape.counts)
+            case Object():
+                keys = self._keys(shape)
+                named = dict(keys.named)
+                if not all(named[name] in self._productive for name in shape.required):
+                    return False
+                possible = sum(child in self._productive for child in named.values())
+                if not any(child in self._productive for _, child in keys.cells) and possible < shape.least:
+                    return False
+                return shape.most is None or shape.most >= max(shape.least, len(shape.required))
+            case _:
+                return True
+
+    def _can_count(self, shape: Array, count: Count, longest: int | None) -> bool:
+        """Whether there may be as many items as a count asks for."""
+        places = [child for child in shape.prefix[count.offset : longest] if child | count.child in self._productive]
+        later = max(len(shape.prefix), count.offset)
+        if shape.items | count.child in self._productive:
+            return longest is None or len(places) + max(0, longest - later) >= count.least
+        return len(places) >= count.least
+
+    def _longest(self, shape: Array) -> int | None:
+        """How many items there may be; None for no bound."""
+        for index, child in enumerate((*shape.prefix, shape.items)):
+            if child not in self._productive:
+                return index if shape.most is None else min(index, shape.most)
+        return shape.most
+
+    # The text
+
+    def text(self, root: Child) -> str:
+        if root not in self._productive:
+            raise Unsatisfiable
+        start = self._symbol(root)
+        if self._refusals:
+            raise Refused(self._refusals)
+        lines = [f"start: {start}", *self._lines, *(f"{name}: {body}" for body, name in self._terminals.items())]
+        if self._any_used:
+            scalar = " | ".join(("/null|true|false/", numbers.ANY_NUMBER, "STRING"))
+            lines += [f"STRING: {STRING}", f"SCALAR: {scalar}"]
+            lines += ["any: SCALAR | OBRACKET (any (COMMA any)*)? CBRACKET | OBRACE (pair (COMMA pair)*)? CBRACE"]
+            lines += ["pair: STRING COLON any"]
+        return "\n".join(lines) + "\n"
+
+    def _symbol(self, child: Child) -> str:
+        """The rule or terminal of a child."""
+        if child not in self._symbols:
+            union = self._unions[child]
+            if is_full(union):
+                self._any_used = True
+                self._symbols[child] = "any"
+                return "any"
+            for shape in union:
+                if self._can_be(shape):
+                    self._refusals.update(shape.residue)
+            scalars = [self._scalar(shape) for shape in union if not _is_rule(shape)]
+            bodies = [body for body in scalars if body is not None]
+            containers = [shape for shape in union if _is_rule(shape) and self._can_be(shape)]
+            if not containers and bodies:
+                self._symbols[child] = self._terminal(" | ".join(bodies))
+                return self._symbols[child]
+            name = self._symbols[child] = self._name("v")
+            options = [self._terminal(" | ".join(bodies))] if bodies else []
+            options += [self._container(shape) for shape in containers]
+            if all(option is None for option in options):
+                raise Unsatisfiable
+            self._rule(name, options)
+        return self._symbols[child]
+
+    def _container(self, shape: Shape) -> str:
+        match shape:
+            case Array():
+                return self._array(shape)
+            case Object():
+                return self._object(shape)
+            case Number():
+                return self._multiples(shape)
+        raise AssertionError(shape)
+
+    def _name(self, letter: str) -> str:
+        return f"{letter}{next(self._names)}"
+
+    def _rule(self, name: str, options: Sequence[str]) -> str:
+        self._lines.append(f"{name}: " + " | ".join(dict.fromkeys(options)))
+        return name
+
+    def _terminal(self, body: str) -> str:
+        if body not in self._terminals:
+            self._terminals[body] = self._name("T")
+        return self._terminals[body]
+
+    # Scalars
+
+    def _scalar(self, shape: Shape) -> str | None:
+        """The terminal expression of a scalar shape; None where it is empty."""
+        match shape:
+            case Null():
+                return "/null/"
+            case Boolean():
+                return "/" + "|".join(sorted(str(value).lower() for value in shape.values)) + "/"
+            case Number():
+                body = self._number(shape)
+            case String():
+                body = self._string(shape)
+            case _:
+                raise AssertionError(shape)
+        return body if derives(body) else None
+
+    def _string(self, shape: String) -> str:
+        if not shape.tests:
+            return STRING
+        return f"/\\x{{22}}/ {self._contents(shape.tests)} /\\x{{22}}/"
+
+    def _contents(self, tests: Tests) -> str:
+        """The terminal expression of the string contents that pass all tests."""
+        parts: list[str] = []
+        least, most = 0, None
+        negative: list[str] = []
+        for test, expected in sorted(tests, key=repr):
+            match test:
+                case Length():
+                    if expected:
+                        least = max(least, test.least)
+                    else:
+                        most = test.least - 1 if most is None else min(most, test.least - 1)
+                case Everything():
+                    if not expected:
+                        parts.append(patterns.NOTHING)
+                case Among():
+                    values = "|".join(patterns.literal(patterns.escaped(value)) for value in sorted(test.values))
+                    (parts if expected else negative).append(f"/({values})/" if values else patterns.NOTHING)
+                case Pattern():
+                    (parts if expected else negative).append(patterns.content_expression(test.pattern))
+                case Fits():
+                    (parts if expected else negative).append(self._fitting(test.child))
+        if least or most is not None:
+            parts.insert(0, patterns.length_expression(least, most))
+        if not parts:
+            parts.append(f"/{patterns.ANYTHING}/")
+        return "(" + " & ".join([*parts, *(f"~({body})" for body in negative)]) + ")"
+
+    def _fitting(self, child: Child) -> str:
+        """The contents of the strings that a child allows."""
+        shapes = [shape for shape in self._lowering.node(child) if isinstance(shape, String)]
+        for shape in shapes:
+            self._refusals.update(shape.residue)
+        return "(" + " | ".join(self._contents(shape.tests) for shape in shapes) + ")" if shapes else patterns.NOTHING
+
+    def _number(self, shape: Number) -> str:
+        """Numbers without exponents, unless nothing is asked of them."""
+        if not shape.tests:
+            return numbers.ANY_NUMBER
+        integral = (Integral(), True) in shape.tests
+        parts = [numbers.ANY_INTEGER if integral else numbers.PLAIN_NUMBER]
+        low, high = bounds(shape.tests)
+        if low is not None:
+            parts.append(numbers.at_least(*low, integral))
+        if high is not None:
+            parts.append(numbers.at_most(*high, integral))
+        if (low or high) and not integral:
+            parts.append(numbers.SHORT_NUMBER)
+        for test, expected in sorted(shape.tests, key=repr):
+            match test:
+                case Among() if expected:
+                    return (
+                        "/("
+                        + "|".join(patterns.literal(numbers.spelling(value)) for value in sorted(test.values))
+                        + ")/"
+                    )
+                case Among():
+                    parts += [f"~{numbers.equal(value)}" for value in sorted(test.values)]
+                case Integral() if not expected:
+                    parts.append(r"~/-?[0-9]+(\.0+)?/")
+                case MultipleOf():
+                    self._refusals.update(shape.doubts)
+        return "(" + " & ".join(parts) + ")"
+
+    def _multiples(self, shape: Number) -> str:
+        """Multiples of a number: the one thing that terminals cannot say and the backend's own schemas can."""
+        divisor = functools.reduce(_common_multiple, _divisors(shape))
+        integral = (Integral(), True) in shape.tests
+        if integral:
+            divisor = _common_multiple(divisor, Decimal(1))
+        schema: dict[str, Any] = {"type": "integer" if integral else "number", "multipleOf": float(divisor)}
+        if divisor == divisor.to_integral_value():
+            schema |= {"type": "integer", "multipleOf": int(divisor)}
+        low, high = bounds(shape.tests)
+        for bound, name in ((low, "inimum"), (high, "aximum")):
+            if bound is None:
+                continue
+            value, exclusive = bound
+            number = int(value) if value == value.to_integral_value() else float(value)
+            if abs(value) >= 1 << 53 or Decimal(str(number)) != value:
+                self._refusals.update(shape.doubts)
+            schema[f"exclusiveM{name}" if exclusive else f"m{name}"] = number
+        shortest = divisor.normalize()
+        # Its automaton has a state for each remainder, and takes seconds to build from 100,000 on.
+        if divisor >= 1 << 31 or shortest.scaleb(-int(shortest.as_tuple().exponent)) > MAX_DIVISOR:
+            self._refusals.update(shape.doubts)
+        if any(
+            not isinstance(test, MultipleOf | Integral | AtLeast) or not _is_plain(test, e) for test, e in shape.tests
+        ):
+            self._refusals.update(shape.doubts)
+        return self._rule(self._name("m"), [f"%json {json.dumps(schema)}"])
+
+    # Arrays
+
+    def _array(self, shape: Array) -> str:
+        counts = sorted(shape.counts, key=repr)
+        longest = self._longest(shape)
+        if shape.unique and (longest is None or longest > 1):
+            permuted = self._permuted(shape, longest)
+            if permuted is not None and not counts:
+                return permuted
+            self._refusals.update(shape.unique)
+        if counts:
+            return self._counted_array(shape, counts)
+        return "OBRACKET " + self._plain_items(shape, longest) + " CBRACKET"
+
+    def _plain_items(self, shape: Array, longest: int | None) -> str:
+        size = len(shape.prefix) if longest is None else min(len(shape.prefix), longest)
+        least, most = shape.least, longest
+        if size == 0:
+            if most == 0:
+                return ""
+            item = self._symbol(shape.items)
+            rest = _repeat(f"COMMA {item}", max(0, least - 1), None if most is None else most - 1)
+            return f"{item} {rest}" if least else f"({item} {rest})?"
+        tail = ""
+        if most is None or most > size:
+            item = self._symbol(shape.items)
+            tail = _repeat(f"COMMA {item}", max(0, least - size), None if most is None else most - size)
+        for index in range(size - 1, -1, -1):
+            comma = "COMMA " if index else ""
+            body = f"{comma}{self._symbol(shape.prefix[index])} {tail}"
+            tail = self._rule(self._name("r"), [body])
+            if index >= least:
+                tail += "?"
+        return tail
+
+    def _counted_array(self, shape: Array, counts: list[Count]) -> str:
+        """A left-linear grammar over how many items there are and how many of them count."""
+        longest = self._longest(shape)
+        length_cap = max(1, len(shape.prefix), shape.least, *(count.offset for count in counts))
+        if longest is not None:
+            length_cap = longest
+        caps = [count.least if count.most is None else max(count.least, count.most) for count in counts]
+        size = (length_cap + 1) * _product(cap + 1 for cap in caps) * 2 ** len(counts)
+        if size > MAX_COUNTED:
+            self._refusals.update(shape.doubts)
+            return "OBRACKET CBRACKET"
+        start = (0, (0,) * len(counts))
+        names: dict[tuple[int, tuple[int, ...]], str] = {start: self._name("q")}
+        options: dict[str, list[str]] = {names[start]: [""]}
+        pending = [start]
+        while pending:
+            state = pending.pop()
+            length, hits = state
+            if longest is not None and length >= longest:
+                continue
+            base = shape.prefix[length] if length < len(shape.prefix) else shape.items
+            comma = "COMMA " if length else ""
+            for choice in itertools.product((True, False), repeat=len(counts)):
+                child, counted, possible = base, list(hits), True
+                for index, (count, hit) in enumerate(zip(counts, choice, strict=True)):
+                    if length < count.offset:
+                        possible = possible and not hit
+                        continue
+                    if hit:
+                        child |= count.child
+                        counted[index] += 1
+                        if count.most is not None and counted[index] > count.most:
+                            possible = False
+                        counted[index] = min(counted[index], caps[index])
+                    elif count.most is not None:
+                        child |= _complement(count.child)
+                if not possible:
+                    continue
+                symbol = self._late_symbol(child)
+                if symbol is None:
+                    continue
+                following = (min(length + 1, length_cap) if longest is None else length + 1, tuple(counted))
+                if longest is None and length >= length_cap:
+                    following = (length_cap, tuple(counted))
+                if following not in names:
+                    names[following] = self._name("q")
+                    options[names[following]] = []
+                    pending.append(following)
+                options[names[following]].append(f"{names[state]} {comma}{symbol}")
+        ends = [
+            name
+            for (length, hits), name in names.items()
+            if length >= shape.least and all(hit >= count.least for hit, count in zip(hits, counts, strict=True))
+        ]
+        for name, found in options.items():
+            self._rule(name, found)
+        if not ends:
+            return "OBRACKET " + self._terminal(patterns.NOTHING)
+        return "OBRACKET (" + " | ".join(ends) + ") CBRACKET"
+
+    def _late_symbol(self, child: Child) -> str | None:
+        """The symbol of a child that may not be productive, or not have been looked at before."""
+        if child not in self._unions:
+            self.reach(child)
+        return self._symbol(child) if child in self._productive else None
+
+    def _permuted(self, shape: Array, longest: int | None) -> str | None:
+        """Different items out of a few scalars, by which of them have been used; None where there are too many."""
+        if shape.prefix or shape.items not in self._unions:
+            return None
+        values = _few_scalars(self._unions[shape.items])
+        if values is None or len(values) > MAX_PERMUTED:
+            return None
+        longest = len(values) if longest is None else min(longest, len(values))
+        names = {frozenset[int](): self._name("u")}
+        self._rule(names[frozenset()], [""])
+        everything: list[tuple[frozenset[int], str]] = [(frozenset(), names[frozenset()])]
+        for size in range(1, longest + 1):
+            for used in map(frozenset, itertools.combinations(range(len(values)), size)):
+                comma = "COMMA " if size > 1 else ""
+                names[used] = self._rule(
+                    self._name("u"),
+                    [f"{names[used - {i}]} {comma}{self._terminal(f'/{values[i]}/')}" for i in sorted(used)],
+                )
+                everything.append((used, names[used]))
+        ends = [name for used, name in everything if len(used) >= shape.least]
+        return (
+            "OBRACKET (" + " | ".join(ends) + ") CBRACKET" if ends else "OBRACKET " + self._terminal(patterns.NOTHING)
+        )
+
+    # Objects
+
+    def _keys(self, shape: Object) -> _Keys:
+        if shape not in self._plans:
+            self._plans[shape] = self._plan(shape)
+        return self._plans[shape]
+
+    def _plan(self, shape: Object) -> _Keys:
+        """The keys that are named, in order, and the cells that all others fall into."""
+        names = dict.fromkeys(name for name, _ in shape.named)
+        names.update(dict.fromkeys(shape.required))
+        rules = [(tests, child) for tests, child in shape.rules if child != ANY]
+        conditions = [tests for tests, _ in rules] + [tests for tests, _, _ in shape.some]
+        for tests in conditions:
+            for test, _ in sorted(tests, key=repr):
+                names.update(dict.fromkeys(sorted(self._listed(test) or ())))
+        named = [(name, child_of(shape, name, self._lowering.holds)) for name in names]
+        return _Keys(tuple(named), tuple(self._cells(shape, _Keys(tuple(named), ()), frozenset())))
+
+    def _listed(self, test: Any) -> frozenset[str] | None:
+        """The strings that pass a test, where they are listed."""
+        if isinstance(test, Among):
+            return test.values
+        if isinstance(test, Fits):
+            values: frozenset[str] = frozenset()
+            for shape in self._lowering.node(test.child):
+                if isinstance(shape, String):
+                    lists = [t.values for t, expected in shape.tests if expected and isinstance(t, Among)]
+                    if len(lists) != 1 or len(shape.tests) != 1:
+                        return None
+                    values |= lists[0]
+            return values
+        return None
+
+    def _cells(self, shape: Object, keys: _Keys, among: Tests) -> list[tuple[str, Child]]:
+        """The keys that are not named and pass the tests `among`, by what their values must be."""
+        rules = [(self._open(tests), child) for tests, child in shape.rules if child != ANY]
+        wanted = self._open(among)
+        if wanted is None:
+            return []
+        live = [(tests, child) for tests, child in rules if tests is not None]
+        atoms = sorted({test for tests, _ in live for test, _ in tests} | {test for test, _ in wanted}, key=repr)
+        if len(atoms) > MAX_ATOMS:
+            self._refusals.update(shape.doubts - self._counts(shape))
+            return []
+        groups: dict[Child, list[tuple[bool, ...]]] = {}
+        for truth in itertools.product((True, False), repeat=len(atoms)):
+            facts = dict(zip(atoms, truth, strict=True))
+            if any(facts[test] is not expected for test, expected in wanted):
+                continue
+            child: Child = ANY
+            for tests, value in live:
+                if all(facts[test] is expected for test, expected in tests):
+                    child |= value
+            if child & NONE:
+                continue
+            groups.setdefault(child, []).append(truth)
+        taken = frozenset({(Among(frozenset(name for name, _ in keys.named)), False)}) if keys.named else frozenset()
+        cells = []
+        for child, truths in groups.items():
+            places = _relevant(truths, len(atoms))
+            bodies = {
+                self._contents(frozenset((atoms[place], truth[place]) for place in places) | taken): None
+                for truth in truths
+            }
+            body = f"/\\x{{22}}/ ({' | '.join(bodies)}) /\\x{{22}}/"
+            if derives(body):
+                cells.append((body, child))
+        return cells
+
+    def _open(self, tests: Tests) -> Tests | None:
+        """Tests on a key that is not named: lists are settled. None where no such key passes."""
+        found = set()
+        for test, expected in tests:
+            listed = self._listed(test)
+            if listed is not None or isinstance(test, Everything):
+                if isinstance(test, Everything) is not expected:
+                    return None
+            else:
+                found.add((test, expected))
+        return frozenset(found)
+
+    def _counts(self, shape: Object) -> Residue:
+        """The doubts about how many keys there are."""
+        return frozenset(doubt for doubt in shape.doubts if doubt.keyword in ("minProperties", "maxProperties"))
+
+    def _object(self, shape: Object) -> str:
+        keys = self._keys(shape)
+        named = [(name, child, name in shape.required) for name, child in keys.named if child in self._productive]
+        cells = [(body, child) for body, child in keys.cells if child in self._productive]
+        fewest = len(shape.required)
+        most = shape.most if shape.most is not None and (cells or shape.most < len(named)) else None
+        least = shape.least if shape.least > fewest else 0
+        if least > fewest + 1 and cells and least > fewest:
+            self._refusals.update(self._counts(shape))
+            least = 0
+        if shape.some or most is not None or least > 1 or (least and fewest):
+            return self._counted_object(shape, named, cells, least, most)
+        extra = self._extra(cells)
+        more = f"(COMMA {extra})*" if extra else ""
+        if not named:
+            body = f"{extra} {more}" if extra else ""
+            if least and not extra:
+                return "OBRACE " + self._terminal(patterns.NOTHING)
+            return "OBRACE " + (body if least or not body else f"({body})?") + " CBRACE"
+        pairs = [(self._pair(name, child), needed) for name, child, needed in named]
+        options = [f"{self._sequence(pairs)} {more}"]
+        if not fewest:
+            if extra:
+                options.append(f"{extra} {more}")
+            if not least:
+                options.append("")
+        return "OBRACE (" + " | ".join(options) + ") CBRACE"
+
+    def _pair(self, name: str, child: Child) -> str:
+        key = self._terminal(f"/\\x{{22}}{patterns.literal(patterns.escaped(name))}\\x{{22}}/")
+        return f"{key} COLON {self._symbol(child)}"
+
+    def _extra(self, cells: list[tuple[str, Child]]) -> str | None:
+        """A rule for a pair whose key is not named."""
+        if not cells:
+            return None
+        name = self._name("x")
+        return self._rule(name, [f"{self._terminal(body)} COLON {self._symbol(child)}" for body, child in cells])
+
+    def _sequence(self, pairs: list[tuple[str, bool]]) -> str:
+        """At least one of the pairs, in order, the needed ones all. Halved again and again, to keep rules shallow."""
+
+        def first(low: int, high: int) -> str:
+            if high - low == 1:
+                return pairs[low][0]
+            middle = (low + high) // 2
+            options = [f"{first(low, middle)} {rest(middle, high)}"]
+            if not any(needed for _, needed in pairs[low:middle]):
+                options.append(first(middle, high))
+            return self._rule(self._name("o"), options)
+
+        @functools.cache
+        def rest(low: int, high: int) -> str:
+            if high - low == 1:
+                pair, needed = pairs[low]
+                return f"(COMMA {pair})" + ("" if needed else "?")
+            middle = (low + high) // 2
+            return self._rule(self._name("o"), [f"{rest(low, middle)} {rest(middle, high)}"])
+
+        return first(0, len(pairs))
+
+    def _counted_object(
+        self,
+        shape: Object,
+        named: list[tuple[str, Child, bool]],
+        cells: list[tuple[str, Child]],
+        least: int,
+        most: int | None,
+    ) -> str:
+        """A left-linear grammar over the keys in order, how many there are, and whether `some` has been met."""
+        if len(shape.some) > 1:
+            self._refusals.update(refusal for _, _, refusal in shape.some)
+            return "OBRACE CBRACE"
+        cap = most if most is not None else max(least, 1)
+        cap = min(cap, len(named) + 1) if not cells else cap
+        if (len(named) + 1) * (cap + 1) * 2 > MAX_COUNTED:
+            self._refusals.update(self._counts(shape))
+            self._refusals.update(refusal for _, _, refusal in shape.some)
+            return "OBRACE CBRACE"
+        some = next(iter(shape.some), None)
+        layer: dict[tuple[int, bool], list[str]] = {(0, some is None): [""]}
+
+        def settle(options: dict[tuple[int, bool], list[str]]) -> dict[tuple[int, bool], str]:
+            return {state: self._rule(self._name("k"), bodies) for state, bodies in options.items()}
+
+        for name, child, needed in named:
+            before = settle(layer)
+            layer = {}
+            for (count, met), rule in before.items():
+                if not needed:
+                    layer.setdefault((count, met), []).append(rule)
+                if most is not None and count >= most:
+                    continue
+                comma = "COMMA " if count else ""
+                after = min(count + 1, cap)
+                layer.setdefault((after, met), []).append(f"{rule} {comma}{self._pair(name, child)}")
+                if not met and some is not None and passes(some[0], name, self._lowering.holds):
+                    both = child | some[1]
+                    if self._late_symbol(both) is not None:
+                        layer.setdefault((after, True), []).append(f"{rule} {comma}{self._pair(name, both)}")
+        before = settle(layer)
+        ends = self._tails(shape, before, cells, least, most, cap)
+        if not ends:
+            return "OBRACE " + self._terminal(patterns.NOTHING)
+        return "OBRACE (" + " | ".join(ends) + ") CBRACE"
+
+    def _tails(
+        self,
+        shape: Object,
+        before: dict[tuple[int, bool], str],
+        cells: list[tuple[str, Child]],
+        least: int,
+        most: int | None,
+        cap: int,
+    ) -> list[str]:
+        """What may stand between the braces: the named keys, then others."""
+        extra = self._extra(cells)
+        some = next(iter(shape.some), None)
+        witness = None
+        if some is not None:
+            found = []
+            for body, child in self._cells(shape, self._keys(shape), some[0]):
+                if self._late_symbol(child | some[1]) is not None:
+                    found.append((body, child | some[1]))
+            witness = self._extra(found)
+        ends = []
+        for (count, met), rule in before.items():
+            room = None if most is None else most - count
+            comma = "COMMA " if count else ""
+            if met and count >= least:
+                ends.append(rule)
+            if room == 0:
+                continue
+            if met and extra:
+                needed = max(0, least - count - 1)  # at most one key counts that is not named
+                if needed == 0:
+                    ends.append(
+                        f"{rule} {comma}{extra} " + _repeat(f"COMMA {extra}", 0, None if room is None else room - 1)
+                    )
+            if not met and witness:  # the last key: one that repeats it later would take its place
+                if count + 1 >= least:
+                    ends.append(f"{rule} {comma}{witness}")
+                if extra and (room is None or room > 1) and count + 1 >= least:
+                    repeated = _repeat(f"COMMA {extra}", 0, None if room is None else room - 2)
+                    ends.append(f"{rule} {comma}{extra} {repeated} COMMA {witness}")
+        return ends
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """The named keys in order with what they hold, and terminals for all others."""
+
+    named: tuple[tuple[str, Child], ...]
+    cells: tuple[tuple[str, Child], ...]
+
+
+def _is_rule(shape: Shape) -> bool:
+    """Whether a shape takes a rule, not only a terminal."""
+    return isinstance(shape, Array | Object) or (isinstance(shape, Number) and bool(_divisors(shape)))
+
+
+def _divisors(shape: Number) -> list[Decimal]:
+    return [test.divisor for test, expected in shape.tests if expected and isinstance(test, MultipleOf)]
+
+
+def _is_plain(test: Any, expected: bool) -> bool:
+    return expected or isinstance(test, AtLeast)
+
+
+def _common_multiple(first: Decimal, second: Decimal) -> Decimal:
+    scale = Decimal(10) ** max(0, *(-int(value.as_tuple().exponent) for value in (first, second)))
+    return Decimal(math.lcm(int(first * scale), int(second * scale))) / scale
+
+
+def _repeat(body: str, least: int, most: int | None) -> str:
+    if most == 0:
+        return ""
+    if most is None and least == 0:
+        return f"({body})*"
+    return f"({body}){{{least},{'' if most is None else most}}}"
+
+
+def _complement(child: Child) -> Child:
+    """What a child does not allow."""
+    if len(child) == 1:
+        ((atom, positive),) = child
+        return frozenset({(atom, not positive)})
+    return frozenset({(Either((child,)), False)})
+
+
+def _product(values: Iterable[int]) -> int:
+    result = 1
+    for value in values:
+        result *= value
+    return result
+
+
+def _relevant(truths: list[tuple[bool, ...]], size: int) -> list[int]:
+    """The places that tell whether an assignment is among those given."""
+    given = set(truths)
+    return [
+        place
+        for place in range(size)
+        if any((*truth[:place], not truth[place], *truth[place + 1 :]) not in given for truth in given)
+    ]
+
+
+def _few_scalars(union: Union) -> list[str] | None:
+    """All values of a union as regular expressions, where it is a short list of scalars without a refusal."""
+    found: list[str] = []
+    for shape in union:
+        if shape.residue:
+            return None
+        match shape:
+            case Null():
+                found.append("null")
+            case Boolean():
+                found.extend(sorted(str(value).lower() for value in shape.values))
+            case Number() | String():
+                lists = [test.values for test, expected in shape.tests if expected and isinstance(test, Among)]
+                if len(lists) != 1 or len(shape.tests) != 1:
+                    return None
+                for value in sorted(lists[0]):
+                    text = numbers.spelling(value) if isinstance(value, Decimal) else f'"{patterns.escaped(value)}"'
+                    found.append(patterns.literal(text))
+            case _:
+                return None
+    return list(dict.fromkeys(found))
+
+
+@functools.cache
+def _bytes() -> LLTokenizer:
+    return LLTokenizer("byte")
+
+
+@functools.lru_cache(maxsize=4096)
+def derives(expression: str) -> bool:
+    """Whether a terminal expression matches any text."""
+    if "&" not in expression and "~" not in expression:
+        return True
+    matcher = LLMatcher(_bytes(), LLMatcher.grammar_from_lark(f"start: T\nT: {expression}\n"), log_level=0)
+    if matcher.is_error():
+        return "atisf" not in matcher.get_error()
+    return any(matcher.compute_bitmask()[: 256 // 8])  # the bits after those of the bytes say that the text may end
