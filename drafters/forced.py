@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
+from specdec.errors import SpecdecError
 from specdec.tree import EMPTY, DraftTree, chain, root
 
 if TYPE_CHECKING:
@@ -38,6 +39,10 @@ def _draft(grant: Grant) -> DraftTree:
         return EMPTY
     last = grant.seq.tokens[-1]
     room = min(grant.drafts, grant.depth)
-    if room <= 0 or not grant.seq.request.sampling.speculative:
+    if room <= 0:
         return root(last)
-    return chain(last, grant.seq.constraint.forced()[:room], "forced", DECAY)
+    try:
+        forced = grant.seq.constraint.forced()
+    except SpecdecError:  # its own request ends when its mask is asked for; the others keep their drafts
+        return root(last)
+    return chain(last, forced[:room], "forced", DECAY)

@@ -5,6 +5,7 @@ After Saxena, "Prompt Lookup Decoding" (2023); the index is the hash chain of LZ
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
@@ -98,17 +99,23 @@ class NgramIndex:
         """The place whose preceding tokens agree longest with the end of `tokens`, and how many agree (up to
         `max_length`); None and 0 where not even `size` do."""
         best: tuple[int | None, int] = (None, 0)
-        place = self._latest.get(tuple(tokens[-self.size :]), -1)
-        for _ in range(MAX_CANDIDATES):
-            if place < 0 or best[1] == max_length:
-                break
+        for place in self.places(tokens, MAX_CANDIDATES):
             length = self.size
             while length < min(max_length, place) and tokens[place - 1 - length] == tokens[-1 - length]:
                 length += 1
             if length > best[1]:
                 best = (place, length)
-            place = self._previous[place]
+            if length == max_length:
+                break
         return best
+
+    def places(self, tokens: Seq[int], count: int) -> Iterator[int]:
+        """The places behind the last `size` tokens of `tokens`, the `count` most recent, most recent first."""
+        place = self._latest.get(tuple(tokens[-self.size :]), -1)
+        while place >= 0 and count > 0:
+            yield place
+            place = self._previous[place]
+            count -= 1
 
 
 def continuation(tokens: Seq[int], place: int, count: int) -> list[int]:

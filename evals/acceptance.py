@@ -13,10 +13,12 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
+from specdec.errors import InvalidRequest
 from specdec.evals.exactness import Difference, difference
 from specdec.evals.prompts import EvalPrompt, categories
 from specdec.evals.runs import Pair, watch_pair
 from specdec.llm import LLM
+from specdec.metrics import Acceptance
 from specdec.request import Sampling, Stopping
 
 MIN_LOOP = 32  # tokens that repeat what came one period before
@@ -43,13 +45,16 @@ def measure(
 ) -> list[Outcome]:
     """Answer every prompt root-only and with drafts, in turns, on one engine; `progress(done, total)` counts prompts.
 
-    Raises `InvalidRequest` for a prompt that does not fit the model.
+    Raises `InvalidRequest`, naming the prompt, for one that does not fit the model.
     """
     outcomes = []
     for done, prompt in enumerate(prompts, 1):
-        ids = llm.chat_prompt(prompt.messages)
-        request = llm.request(ids, sampling, stopping, constraint=prompt.constraint)
-        pair = watch_pair(llm.loaded.engine, request, repeats=repeats)
+        try:
+            ids = llm.chat_prompt(prompt.messages)
+            request = llm.request(ids, sampling, stopping, constraint=prompt.constraint)
+            pair = watch_pair(llm.loaded.engine, request, repeats=repeats)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{prompt.id}: {error.param}", error.message, code=error.code) from error
         parted = difference(llm.loaded.engine, pair.plain.seq, pair.drafted.tokens)
         outcomes.append(Outcome(prompt, pair, parted, loops(pair.plain.tokens)))
         if progress is not None:
@@ -59,12 +64,8 @@ def measure(
 
 def summary(outcomes: Seq[Outcome]) -> dict[str, Any]:
     """Pooled numbers of some outcomes, as JSON values; ratios are None where there is nothing to divide by."""
-    drafted = [outcome.pair.drafted.acceptance for outcome in outcomes]
+    drafted = Acceptance.total(outcome.pair.drafted.acceptance for outcome in outcomes)
     tokens = sum(len(outcome.pair.drafted.tokens) for outcome in outcomes)
-    draws, drafts = sum(each.draws for each in drafted), sum(each.drafts for each in drafted)
-    draft_tokens = sum(each.draft_tokens for each in drafted)
-    accepted = sum(each.accepted_tokens for each in drafted)
-    depth = max((len(each.accepted_per_depth) for each in drafted), default=0)
     plain_speed = _ratio(
         sum(outcome.pair.plain.num_decoded for outcome in outcomes),
         sum(outcome.pair.plain_seconds for outcome in outcomes),
@@ -77,12 +78,10 @@ def summary(outcomes: Seq[Outcome]) -> dict[str, Any]:
         "requests": len(outcomes),
         "equal_texts": sum(outcome.difference is None for outcome in outcomes),
         "tokens": tokens,
-        "tokens_per_forward": _ratio(tokens, draws),
-        "acceptance_length": _ratio(drafts + accepted, drafts),
-        "acceptance_rate": _ratio(accepted, draft_tokens),
-        "accepted_per_position": [
-            sum(sum(each.accepted_per_depth[d : d + 1]) for each in drafted) / drafts for d in range(depth)
-        ],
+        "tokens_per_forward": _ratio(tokens, drafted.draws),
+        "acceptance_length": _ratio(drafted.drafts + drafted.accepted_tokens, drafted.drafts),
+        "acceptance_rate": _ratio(drafted.accepted_tokens, drafted.draft_tokens),
+        "accepted_per_position": [accepted / drafted.drafts for accepted in drafted.accepted_per_depth],
         "tokens_per_second": drafted_speed,
         "plain_tokens_per_second": plain_speed,
         "speedup": _ratio(drafted_speed or 0.0, plain_speed or 0.0),

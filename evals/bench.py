@@ -133,12 +133,12 @@ def bench_decode(
 
 
 def unlikely_token(tokenizer: Tokenizer, vocab_size: int) -> int:
-    """The last id whose text is a word of plain letters: one that a JSON string may hold at any place."""
+    """The last id whose text is plain letters only: a JSON string may hold it at any place. Raises `ConfigError`."""
     table = tokenizer.token_bytes_table()[:vocab_size]
     for token in range(len(table) - 1, -1, -1):
-        if re.fullmatch(rb"[a-z]{4,}", table[token]):
+        if re.fullmatch(rb"[a-z]+", table[token]):
             return token
-    raise ConfigError("the vocabulary holds no word of four or more plain letters to guess")
+    raise ConfigError("the vocabulary holds no token of plain letters a to z to guess")
 
 
 def _check(engine: Engine, rows: Seq[int], context: int, samples: int) -> None:

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from specdec.evals.exactness import Difference, difference
+from specdec.evals.acceptance import Outcome, measure, summary
+from specdec.evals.exactness import Difference
 from specdec.evals.prompts import EvalPrompt
 from specdec.evals.report import number
-from specdec.evals.runs import Pair, watch_pair
 from specdec.grammar.spec import JsonSchema
 from specdec.llm import LLM
 from specdec.request import Sampling, Stopping
@@ -36,15 +35,6 @@ RECORD: dict[str, Any] = {
 FIELD, CORRECTION = "quantity", 3
 REPEATS = 3
 MAX_TOKENS = 200
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """One prompt answered both ways on a warm engine."""
-
-    prompt: EvalPrompt
-    pair: Pair
-    difference: Difference | None
 
 
 def schema() -> dict[str, Any]:
@@ -82,29 +72,20 @@ def prompts() -> list[EvalPrompt]:
     ]
 
 
-def run_demo(llm: LLM, console: Console) -> list[Shown]:
+def run_demo(llm: LLM, console: Console) -> list[Outcome]:
     """Answer both prompts both ways, in turns, and print what came of it. Raises what ended a text early, if so."""
-    wanted = prompts()
-    shown = []
     with console.status("answering with and without drafts, in turns"):
-        for prompt in wanted:
-            request = llm.request(
-                llm.chat_prompt(prompt.messages),
-                Sampling(temperature=0.0, seed=0),
-                Stopping(max_tokens=MAX_TOKENS),
-                constraint=prompt.constraint,
-            )
-            pair = watch_pair(llm.loaded.engine, request, repeats=REPEATS)
-            for run in (pair.plain, pair.drafted):
-                if run.error is not None:
-                    raise run.error
-            parted = difference(llm.loaded.engine, pair.plain.seq, pair.drafted.tokens)
-            shown.append(Shown(prompt, pair, parted))
-    _print(console, llm.loaded.name, shown)
-    return shown
+        sampling, stopping = Sampling(temperature=0.0, seed=0), Stopping(max_tokens=MAX_TOKENS)
+        outcomes = measure(llm, prompts(), sampling, stopping, repeats=REPEATS)
+    for outcome in outcomes:
+        for run in (outcome.pair.plain, outcome.pair.drafted):
+            if run.error is not None:
+                raise run.error
+    _print(console, llm.loaded.name, outcomes)
+    return outcomes
 
 
-def _print(console: Console, model: str, shown: list[Shown]) -> None:
+def _print(console: Console, model: str, shown: list[Outcome]) -> None:
     for part in shown:
         run = part.pair.drafted
         console.print(f"[bold]{part.prompt.id}[/bold]")
@@ -118,23 +99,21 @@ def _print(console: Console, model: str, shown: list[Shown]) -> None:
     table.add_column("")
     for part in shown:
         table.add_column(part.prompt.id, justify="right")
-    rows = zip(*(_numbers(part.pair) for part in shown), strict=True)
+    rows = zip(*(_numbers(part) for part in shown), strict=True)
     for name, row in zip(("tokens", "tokens/forward", "tokens/s with drafts", "without", "speedup"), rows, strict=True):
         table.add_row(name, *row)
     table.add_row("same text", *(_same(part.difference) for part in shown))
     console.print(table)
 
 
-def _numbers(pair: Pair) -> tuple[str, ...]:
-    drafted, plain = pair.drafted, pair.plain
-    drafted_speed = drafted.num_decoded / pair.drafted_seconds if pair.drafted_seconds else None
-    plain_speed = plain.num_decoded / pair.plain_seconds if pair.plain_seconds else None
+def _numbers(part: Outcome) -> tuple[str, ...]:
+    found = summary([part])
     return (
-        str(len(drafted.tokens)),
-        number(len(drafted.tokens) / drafted.acceptance.draws),
-        number(drafted_speed, 1),
-        number(plain_speed, 1),
-        number(drafted_speed / plain_speed if drafted_speed and plain_speed else None),
+        str(found["tokens"]),
+        number(found["tokens_per_forward"]),
+        number(found["tokens_per_second"], 1),
+        number(found["plain_tokens_per_second"], 1),
+        number(found["speedup"]),
     )
 
 

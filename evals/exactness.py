@@ -7,6 +7,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specdec.batch import Batch
 from specdec.engine import Engine
@@ -61,27 +62,28 @@ def difference(engine: Engine, plain: Sequence, other: Seq[int]) -> Difference |
     return Difference(index, float(first) - float(second))
 
 
-def _scores(engine: Engine, plain: Sequence, index: int) -> tuple[np.ndarray, Sequence]:
-    """The scores at output `index` of a root-only run: the prompt in the engine's chunks, then a row at a time."""
+def _scores(engine: Engine, plain: Sequence, index: int) -> tuple[NDArray[np.float32], Sequence]:
+    """The scores at output `index` of a root-only run, computed in the shapes that it had: the prompt in the engine's
+    chunks, again from where its own blocks began if a prefix was found cached, then a row at a time."""
     config, pool = engine.config, engine.scheduler.pool
-    length = plain.num_prompt + index
+    prompt, length = plain.num_prompt, plain.num_prompt + index
     blocks = pool.take(-(-length // config.block_size))
     if blocks is None:
         raise ConfigError(f"the engine is not idle: {pool.num_available} free blocks do not hold {length} tokens")
     constraint = (plain.request.grammar or FREE_TEXT).start()
-    constraint.advance(plain.tokens[plain.num_prompt : length])
+    constraint.advance(plain.tokens[prompt:length])
     seq = replace(plain, tokens=plain.tokens[:length], num_computed=0, blocks=blocks, constraint=constraint)
+    starts = [*range(0, prompt, config.max_rows)] if plain.num_cached else []
+    starts += [*range(plain.num_cached, prompt, config.max_rows), *range(prompt, length)]
+    mask = TokenMask(1, engine.runner.vocab_size)
     try:
-        while True:
-            known = min(max(1, plain.num_prompt - seq.num_computed), config.max_rows)
-            at_end = seq.num_computed + known == length
-            span = Span(seq, known, root(seq.tokens[-1]) if at_end else EMPTY, 0, 0)
+        for start in starts:
+            seq.num_computed = start
+            known = min(prompt - start, config.max_rows) if start < prompt else 1
+            tree = root(seq.tokens[-1]) if start + known == length else EMPTY
+            span = Span(seq, known, tree, 0, 0, start + known - 1)
             forward = engine.runner.forward(Batch.build([span], config.block_size))
-            if at_end:
-                break
-            seq.num_computed += known
     finally:
         pool.release(blocks)
-    mask = TokenMask(1, engine.runner.vocab_size)
-    constraint.mask(span.tree, 0, mask)
+    constraint.mask(root(seq.tokens[-1]), 0, mask)
     return scores(forward.logits_LV[0].cpu().numpy(), seq, (), mask.allowed(0)), seq

@@ -15,7 +15,8 @@ ResultT = TypeVar("ResultT")
 
 # The first part of a path that fits decides; the rest of torch and Python is what calls cost.
 AREAS = (
-    ("linears", ("torch/nn/modules/linear.py", "specdec/quant", "kernels/qmatmul", "kernels/linear", "kernels/cpu")),
+    # torch/_ops.py: operators called by name, which only the packed linears do
+    ("linears", ("torch/nn/modules/linear.py", "torch/_ops.py", "specdec/quant", "kernels/qmatmul", "kernels/cpu")),
     ("attention", ("kernels/tree_attention", "specdec/attention.py", "specdec/kv.py")),
     ("norm and rotary", ("kernels/norm_rope", "models/layers.py")),
     ("activations, residuals, embedding", ("specdec/models/", "torch/nn/functional.py", "torch/nn/modules/sparse.py")),

@@ -8,12 +8,12 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from hashlib import sha256
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 import specdec
+from specdec.cpu import cpu_info, cpu_name
 
 if TYPE_CHECKING:
     from specdec.build import LoadedModel, Options
@@ -29,13 +29,13 @@ CPU_FEATURES = (
 
 def machine() -> dict[str, Any]:
     """What this process runs on, as plain values."""
-    info = _cpuinfo()
+    info = cpu_info()
     return {
         "specdec": specdec.__version__,
         "python": platform.python_version(),
         "packages": {name: found for name in PACKAGES if (found := _version(name)) is not None},
         "system": platform.platform(terse=True),
-        "cpu": info.get("model name") or platform.processor() or platform.machine(),
+        "cpu": cpu_name(),
         "cpu_features": [name for name in CPU_FEATURES if name in info.get("flags", info.get("Features", "")).split()],
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -75,12 +75,3 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _cpuinfo() -> dict[str, str]:
-    """The first processor's entries of /proc/cpuinfo; empty where there is none."""
-    path = Path("/proc/cpuinfo")
-    if not path.exists():
-        return {}
-    first = path.read_text(encoding="utf-8", errors="replace").split("\n\n", 1)[0]
-    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}

@@ -17,26 +17,23 @@ def number(value: float | None, digits: int = 2) -> str:
 
 
 def acceptance_tables(report: Report) -> list[Table]:
-    """Of an acceptance report: by prompt, by category with the totals, and by position."""
-    prompts = _table("prompt", "category", "tokens", *_SPEED, "ended by", "same text")
+    """Of an acceptance report: by prompt, by category with the totals, and by draft position."""
+    prompts = _table("prompt", "tokens", *_SPEED, "ended by", "parts at (gap)")
     for prompt in report["prompts"]:
         name = f"{prompt['id']} (loops)" if prompt["loops"] else prompt["id"]
-        ended = prompt["error"] or prompt["finish_reason"]
-        same = _parted(prompt["first_difference"])
-        prompts.add_row(name, prompt["category"], str(prompt["tokens"]), *_speed(prompt), ended, same)
+        ended = "error" if prompt["error"] else prompt["finish_reason"]
+        prompts.add_row(name, str(prompt["tokens"]), *_speed(prompt), ended, _parted(prompt["first_difference"]))
     groups = _table("category", "prompts", "tokens", *_SPEED, "same text")
     for name, part in report["categories"].items():
         groups.add_row(name, *_group(part))
     groups.add_section()
     groups.add_row("all", *_group(report))
     if report["looping"]:
-        groups.add_row("all that do not loop", *_group(report["without_looping"]))
-    tables = [prompts, groups]
-    if report["accepted_per_position"]:
-        positions = _table("draft position", *(str(d + 1) for d in range(len(report["accepted_per_position"]))))
-        positions.add_row("accepted", *(number(share) for share in report["accepted_per_position"]))
-        tables.append(positions)
-    return tables
+        groups.add_row("without loops", *_group(report["without_looping"]))
+    positions = _table("draft position", "accepted")
+    for place, share in enumerate(report["accepted_per_position"], 1):
+        positions.add_row(str(place), number(share))
+    return [prompts, groups, positions]
 
 
 def bench_tables(report: Report) -> list[Table]:
@@ -92,7 +89,7 @@ def structured_tables(report: Report) -> list[Table]:
     return tables
 
 
-_SPEED = ("tokens/forward", "tokens/s", "without drafts", "speedup")
+_SPEED = ("tokens/fwd", "tokens/s", "plain", "speedup")
 
 
 def _speed(part: Report) -> tuple[str, ...]:
@@ -114,14 +111,12 @@ def _group(part: Report) -> tuple[str, ...]:
 
 
 def _parted(difference: Report | None) -> str:
-    if difference is None:
-        return "yes"
-    return f"to token {difference['index']} (gap {number(difference['gap'], 6)})"
+    return "-" if difference is None else f"{difference['index']} ({number(difference['gap'], 4)})"
 
 
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for place, column in enumerate(columns):
-        text = place == 0 or column in ("category", "ended by", "same text", "reason")
+        text = place == 0 or column in ("ended by", "reason")
         table.add_column(column, justify="left" if text else "right", no_wrap=place == 0)
     return table

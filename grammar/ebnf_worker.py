@@ -23,8 +23,11 @@ def main() -> None:
     compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
     print(json.dumps("ready"), file=answers, flush=True)
     for line in sys.stdin:
+        text = json.loads(line)
         try:
-            answer = [True, compiler.compile_grammar(json.loads(line)).serialize_json()]
+            answer = [True, compiler.compile_grammar(text).serialize_json()]
+        except UnicodeDecodeError as error:  # its message names a byte of the grammar and cannot be read
+            answer = [False, error.object.decode("utf-8", "replace")]
         except RuntimeError as error:
             answer = [False, str(error)]
         print(json.dumps(answer), file=answers, flush=True)

@@ -22,6 +22,7 @@ from specdec.grammar.walk import MatcherFailed, TreeConstraint, Vocabulary
 
 SILENT = 0
 MAX_ITEMS_IN_ROW = 10_000  # four an optional property: room for all that a spec may have
+MAX_ITEMS_IN_STEP = 300_000  # 50,000 end objects of 1,000 optional properties in the middle of their text
 MAX_LEXER_STATES = 50_000  # one to two kB each, shared by all texts under one grammar
 # A space, or a line break with up to 40 spaces and tabs. It is taken once between two tokens.
 FLEXIBLE_WHITESPACE = r"[ ]?|\r?\n[ \t]{0,40}"
@@ -184,7 +185,12 @@ def _tokenizer(tokenizer_json: str, vocab_size: int, end_ids: tuple[int, ...]) -
 
 
 def _compiled(source: str, tokens: LlguidanceTokens) -> LLMatcher:
-    limits = LLParserLimits(max_items_in_row=MAX_ITEMS_IN_ROW, max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
+    limits = LLParserLimits(
+        max_items_in_row=MAX_ITEMS_IN_ROW,
+        step_max_items=MAX_ITEMS_IN_STEP,
+        max_lexer_states=MAX_LEXER_STATES,
+        verbose_errors=False,
+    )
     return LLMatcher(tokens.tokenizer, source, log_level=SILENT, limits=limits)
 
 

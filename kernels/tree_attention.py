@@ -1,14 +1,21 @@
 """Attention of rows over the paged slots of their sequence, by one visibility formula (docs/design.md, 2).
 
 R rows of one sequence, N slots of its block table in order, H query heads, G key-value heads, K head size. Row r sees
-slot j < prefix, and slot prefix + i for each set bit i of its ancestors, within the window. This is the torch reference
-and the CPU backend.
+slot j < prefix, and slot prefix + i for each set bit i of its ancestors, within the window. `tree_attention` is the
+torch reference; `native_tree_attention` is the same for all rows of a batch at once, in C for a CPU.
 """
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
 import torch
 from torch import Tensor
+
+from specdec.kernels.native import library
 
 
 def visible(
@@ -74,3 +81,72 @@ def tree_attention(
         .transpose(0, 1)
         .reshape(num_rows, num_heads, head_size)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PagedRows:
+    """Where the rows of a batch look: `tables` are the slots of all sequences end to end, row r's sequence begins at
+    `starts_R[r]`; all int64 on the CPU. No row sees more than `longest` slots."""
+
+    tables: Tensor
+    starts_R: Tensor
+    prefix_R: Tensor
+    ancestors_R: Tensor
+    longest: int
+
+
+PARALLEL_FROM = 400_000  # multiplications; below, a second thread costs more than it brings
+
+
+def native_tree_attention(
+    q_RHK: Tensor,
+    keys_GNK: Tensor,
+    values_GNK: Tensor,
+    rows: PagedRows,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """`[R, H, K]`, fp32 on the CPU: attention of all rows of a batch over the whole cache (N all its slots).
+
+    A row has the same bits alone and in any company, in a tree or not. `serves` says whether it can be called.
+    """
+    num_rows, num_heads, head_size = q_RHK.shape
+    num_groups, num_slots, _ = keys_GNK.shape
+    q_RHK = q_RHK.contiguous()
+    out_RHK = torch.empty_like(q_RHK)
+    work = num_rows * num_heads * head_size * rows.longest
+    threads = torch.get_num_threads() if work > PARALLEL_FROM else 1
+    scratch = (rows.longest + 8) * threads
+    slots, weights = torch.empty(scratch, dtype=torch.int64), torch.empty(scratch)
+    sinks = None if sinks is None else sinks.float().contiguous()
+    _function()(
+        *(tensor.data_ptr() for tensor in (q_RHK, keys_GNK, values_GNK, out_RHK)),
+        *(tensor.data_ptr() for tensor in (rows.tables, rows.starts_R, rows.prefix_R, rows.ancestors_R)),
+        0 if sinks is None else sinks.data_ptr(),
+        slots.data_ptr(),
+        weights.data_ptr(),
+        *(num_rows, num_heads, num_groups, head_size, num_slots * head_size, rows.longest),
+        *(0, window or 0, scale, softcap or 0.0, threads),
+    )
+    return out_RHK
+
+
+def serves(head_size: int, dtype: torch.dtype, device: str) -> bool:
+    """Whether `native_tree_attention` can do such layers here: fp32 on a CPU, head sizes that are multiples of 8 up to
+    512, and a library that could be compiled."""
+    fits = dtype is torch.float32 and device == "cpu" and head_size % 8 == 0 and head_size <= 512
+    return fits and library("tree_attention") is not None
+
+
+@cache
+def _function() -> Callable[..., None]:
+    found = library("tree_attention")
+    assert found is not None
+    function: Callable[..., None] = found.tree_attention
+    pointers, sizes = [ctypes.c_void_p] * 11, [ctypes.c_long] * 8
+    found.tree_attention.argtypes = [*pointers, *sizes, ctypes.c_float, ctypes.c_float, ctypes.c_int]
+    found.tree_attention.restype = None
+    return function

@@ -267,6 +267,7 @@ class Bridge:
         """Abort what runs and end the engine thread."""
         if self._thread is None:
             return
+        self.drain()
         self.abort_all()
         with self._condition:
             self._stopping = True
@@ -327,7 +328,7 @@ class Bridge:
                     return
                 if self._engine.has_work:
                     self._step()
-            except Exception:
+            except BaseException:  # a panic in native code is no Exception, and this thread must not end unseen
                 logger.exception("the engine failed; %d requests fail with it", len(self._live))
                 if not self._recover():
                     return

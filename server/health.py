@@ -82,8 +82,8 @@ class EngineCollector(Collector):
         )
         counters = (
             ("num_preemptions", "Sequences sent back to the queue for lack of blocks.", metrics.preemptions),
-            ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", metrics.prefix_queries),
-            ("prefix_cache_hits", "Prompt tokens found there.", metrics.prefix_hits),
+            ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", metrics.prompt_tokens),
+            ("prefix_cache_hits", "Prompt tokens found there.", metrics.cached_prompt_tokens),
             ("prompt_tokens", "Prompt tokens.", metrics.prompt_tokens),
             ("prompt_tokens_cached", "Prompt tokens that needed no computing.", metrics.cached_prompt_tokens),
             ("generation_tokens", "Tokens emitted.", metrics.generation_tokens),

@@ -10,13 +10,14 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from specdec.errors import ContextTooLong, InvalidRequest, QueueFull
 from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Regex, Spec, written_grammar
-from specdec.request import MAX_LOGPROBS, Sampling, Stopping
+from specdec.request import Sampling, Stopping
 from specdec.server.schemas import Body, StructuredOutputs
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ ResultT = TypeVar("ResultT")
 TEXT_WORKERS = 2
 GRAMMAR_WORKERS = 2
 COMPILE_SECONDS = 20.0  # a grammar that takes longer is refused; its worker stays busy until the library returns
-DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # what a generation_config may set
+DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # the model may have its own
 
 
 class Workers:
@@ -71,9 +72,7 @@ class Preparer:
     other grammars at most, never free text. `max_pending` bounds each of the two queues."""
 
     def __init__(self, loaded: LoadedModel, max_pending: int, compile_seconds: float = COMPILE_SECONDS) -> None:
-        defaults = loaded.generation_defaults
         self.loaded = loaded
-        self.defaults = MappingProxyType({name: defaults[name] for name in DEFAULTED if defaults.get(name) is not None})
         self._compile_seconds = compile_seconds
         self.texts = Workers("text", TEXT_WORKERS, max_pending)
         self._grammars = Workers("grammar", GRAMMAR_WORKERS, max_pending)
@@ -97,18 +96,14 @@ class Preparer:
 
     def sampling(self, body: Body, logprobs: int | None) -> Sampling:
         """The sampling of a body, the model's defaults filled in; `logprobs` alternatives are reported."""
-        given = {name: getattr(body, name) for name in DEFAULTED}
-        values = {**self.defaults, **{name: value for name, value in given.items() if value is not None}}
-        top_k = values.get("top_k", 0)
-        assert logprobs is None or logprobs <= MAX_LOGPROBS
-        return Sampling(
-            temperature=values.get("temperature", 1.0),
-            top_p=values.get("top_p", 1.0),
-            top_k=0 if top_k == -1 else top_k,
-            min_p=values.get("min_p", 0.0),
+        given = {name: value for name in DEFAULTED if (value := getattr(body, name)) is not None}
+        if given.get("top_k") == -1:
+            given["top_k"] = 0
+        return replace(
+            self.loaded.default_sampling,
+            **given,
             presence_penalty=body.presence_penalty or 0.0,
             frequency_penalty=body.frequency_penalty or 0.0,
-            repetition_penalty=values.get("repetition_penalty", 1.0),
             logit_bias=MappingProxyType(body.logit_bias or {}),
             seed=body.seed,
             logprobs=logprobs,

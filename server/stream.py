@@ -268,17 +268,7 @@ def usage(seqs: Sequence[Text], num_tokens: int) -> Json:
 
 def speculation(seqs: Sequence[Text]) -> Json:
     """How far drafts were right: target forwards, drafts, and accepted tokens in all and by depth."""
-    total = Acceptance()
-    for seq in seqs:
-        one = seq.acceptance
-        total.draws += one.draws
-        total.drafts += one.drafts
-        total.draft_tokens += one.draft_tokens
-        total.accepted_tokens += one.accepted_tokens
-        missing = len(one.accepted_per_depth) - len(total.accepted_per_depth)
-        total.accepted_per_depth.extend([0] * missing)
-        for depth, count in enumerate(one.accepted_per_depth):
-            total.accepted_per_depth[depth] += count
+    total = Acceptance.total(seq.acceptance for seq in seqs)
     return {
         "forwards": total.draws,
         "drafts": total.drafts,

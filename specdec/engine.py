@@ -25,7 +25,7 @@ from specdec.errors import (
 from specdec.free import FREE_TEXT
 from specdec.mask import TokenMask
 from specdec.metrics import Metrics
-from specdec.policy import RowBudget
+from specdec.policy import Policy
 from specdec.protocols import Drafter, Runner
 from specdec.request import Request, Stopping
 from specdec.sampling import Picks
@@ -60,6 +60,7 @@ class Engine:
     """Serves one target model. One thread calls `add`, `abort` and `step`, and never two of them at once.
 
     `end_tokens` is the model's whole list; `new_text` makes the detokeniser of a sequence.
+    Without a `policy` every guess that fits is verified.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Engine:
         *,
         new_text: Callable[[Stopping], Detokenizer],
         end_tokens: Seq[int],
+        policy: Policy | None = None,
     ) -> None:
         bad = [token for token in end_tokens if not 0 <= token < runner.vocab_size]
         if bad:
@@ -78,7 +80,7 @@ class Engine:
         self.drafter = drafter
         self.config = config
         self.scheduler = Scheduler(config)
-        self.policy = RowBudget(config.max_rows)
+        self.policy = policy or Policy(config.max_rows)
         self.metrics = Metrics()
         self._new_text = new_text
         self._end_tokens = frozenset(end_tokens)
@@ -129,16 +131,16 @@ class Engine:
             if not seq.finished:
                 seq.finish_reason = "abort"
                 self.scheduler.release(seq)
-                self.drafter.forget(seq)
+                self._forget([seq])
                 self.metrics.count_finish("abort")
                 emissions.append(Emission(seq, text=seq.text.close(), finish_reason="abort"))
+        self._gauge()
         return emissions
 
     def step(self) -> list[Emission]:
         """One forward of the target over every known token and every guess; what it added to each sequence."""
         grants = self.scheduler.schedule()  # integers only: who runs, how many known rows, how many draft nodes
-        for seq in self.scheduler.preempted:
-            self.drafter.forget(seq)
+        self._forget(self.scheduler.preempted)
         if not grants:
             return []
         failures: dict[int, SpecdecError] = {}  # of constraints, by place in the batch
@@ -158,8 +160,13 @@ class Engine:
         self._move(spans, walks)
         emissions = [self._commit(span, agreed) for span, agreed in zip(spans, walks, strict=True)]
         # Learn before blocks are published: a published block holds the drafter's keys and values too.
-        self._observe(spans, batch, forward.taps, [agreed.nodes for agreed in walks])
+        paths = [agreed.nodes for agreed in walks]
+        self.policy.learn(spans, paths)
+        self._observe(spans, batch, forward.taps, paths)
+        self._forget([span.seq for span in spans if span.seq.finished])
         self.scheduler.settle(spans)
+        self.metrics.steps += 1
+        self.metrics.preemptions += len(self.scheduler.preempted)
         self._gauge()
         return [emission for emission in emissions if emission.tokens or emission.finish_reason]
 
@@ -169,7 +176,7 @@ class Engine:
         """The drafter's trees, distrusted: what is malformed, or the whole step's if it raises, shrinks to the root."""
         roots = [root(grant.seq.tokens[-1]) if grant.at_frontier else EMPTY for grant in grants]
         try:
-            trees = self.drafter.draft(grants)
+            trees: list[object] = list(self.drafter.draft(grants))
         except Exception:
             logger.exception("the drafter failed; this step goes on without drafts")
             self.metrics.drafter_errors += 1
@@ -179,7 +186,10 @@ class Engine:
             return roots
         return [self._usable(tree, plain) for tree, plain in zip(trees, roots, strict=True)]
 
-    def _usable(self, tree: DraftTree, plain: DraftTree) -> DraftTree:
+    def _usable(self, tree: object, plain: DraftTree) -> DraftTree:
+        if not isinstance(tree, DraftTree):
+            self._distrust(f"it is a {type(tree).__name__}")
+            return plain
         problem = tree.problem(self.runner.vocab_size)
         if problem is None and tree.tokens[:1] != plain.tokens:
             problem = "its root is not the last known token"
@@ -272,7 +282,6 @@ class Engine:
         )
 
     def _finish(self, seq: Sequence, reason: str) -> None:
-        self.drafter.forget(seq)
         self.metrics.count_finish(reason)
         siblings = self._sequences.get(seq.request_id, [])
         if all(other.finished for other in siblings):
@@ -285,18 +294,27 @@ class Engine:
             logger.exception("the drafter failed to observe a step")
             self.metrics.drafter_errors += 1
 
+    def _forget(self, sequences: Seq[Sequence]) -> None:
+        """After the last `observe`, or what the drafter learns there would stay for ever."""
+        for seq in sequences:
+            self.policy.forget(seq)
+            try:
+                self.drafter.forget(seq)
+            except Exception:
+                logger.exception("the drafter failed to forget a sequence")
+                self.metrics.drafter_errors += 1
+
     # Counters
 
     def _count(self, span: Span, agreed: Walk, first: bool) -> None:
         seq, metrics = span.seq, self.metrics
         if first:
             metrics.prompt_tokens += seq.num_prompt
-            metrics.prefix_queries += seq.num_prompt
-            metrics.prefix_hits += seq.num_cached
             metrics.cached_prompt_tokens += seq.num_cached
         metrics.generation_tokens += len(agreed.tokens)
-        for acceptance in (seq.acceptance, metrics.acceptance):
-            acceptance.count(span.tree.num_drafts, len(agreed.nodes))
+        if agreed.tokens:
+            for acceptance in (seq.acceptance, metrics.acceptance):
+                acceptance.count(span.tree.num_drafts, len(agreed.nodes))
         match seq.error:
             case DeadEnd():
                 metrics.dead_ends += 1
@@ -307,8 +325,6 @@ class Engine:
 
     def _gauge(self) -> None:
         metrics, scheduler = self.metrics, self.scheduler
-        metrics.steps += 1
-        metrics.preemptions += len(scheduler.preempted)
         metrics.running, metrics.waiting = len(scheduler.running), len(scheduler.waiting)
         metrics.kv_blocks_total = scheduler.pool.num_blocks - 1
         metrics.kv_blocks_used = metrics.kv_blocks_total - scheduler.pool.num_available
@@ -321,6 +337,7 @@ class Engine:
             raise InvalidRequest("request_id", f"{request_id!r} is in use")
         for name, tokens in (
             ("prompt", request.prompt),
+            ("prediction", request.prediction),
             ("logit_bias", request.sampling.logit_bias),
             ("stop_token_ids", request.stopping.stop_token_ids),
         ):
@@ -342,7 +359,7 @@ def make_spans(grants: Seq[Grant], trees: Seq[DraftTree]) -> list[Span]:
     spans: list[Span] = []
     row = logit = 0
     for grant, tree in zip(grants, trees, strict=True):
-        spans.append(Span(grant.seq, grant.known, tree, row, logit))
+        spans.append(Span(grant.seq, grant.known, tree, row, logit, grant.seq.num_computed + grant.known - 1))
         row += spans[-1].num_rows
         logit += len(tree)
     return spans

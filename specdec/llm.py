@@ -9,7 +9,7 @@ from typing import Any, overload
 
 from specdec.build import DEFAULT_MODEL, Options, build
 from specdec.chat import encode_chat
-from specdec.errors import InvalidRequest, SpecdecError
+from specdec.errors import InvalidRequest, QueueFull, SpecdecError
 from specdec.grammar.spec import Spec
 from specdec.metrics import Acceptance
 from specdec.request import Request, Sampling, Stopping
@@ -96,7 +96,8 @@ class LLM:
         constraint: Spec | None = None,
         n: int = 1,
     ) -> Result | list[Result]:
-        """Continue prompts, all in one batch; a single string gives a single `Result`.
+        """Continue prompts, all in one batch; a single string gives a single `Result`. Without `sampling` the model's
+        own defaults hold (its generation_config, if `Options` lets it speak; else temperature 1).
 
         A prompt is text, encoded as the model's tokenizer does by default (with its beginning token, if it has one), or
         token ids taken as they are. Raises `InvalidRequest`, naming the field; a text that fails on the way, as when
@@ -104,6 +105,8 @@ class LLM:
         """
         if isinstance(prompts, str):
             return self._run([self.request(prompts, sampling, stopping, constraint=constraint, n=n)])[0]
+        if not isinstance(prompts, list | tuple):
+            raise InvalidRequest("prompts", f"must be text or a list of prompts, got {type(prompts).__name__}")
         return self._run([self.request(prompt, sampling, stopping, constraint=constraint, n=n) for prompt in prompts])
 
     def chat(
@@ -158,11 +161,17 @@ class LLM:
         n: int = 1,
     ) -> Request:
         """The `Request` of a prompt: encoded, and its constraint compiled."""
-        tokens = self.loaded.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        if any(isinstance(token, bool) or not isinstance(token, int) for token in tokens):
+        tokens = self.loaded.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        if not isinstance(tokens, Sequence) or isinstance(tokens, bytes) or {*map(type, tokens)} - {int}:
             raise InvalidRequest("prompt", "must be text or a list of token ids")
         grammar = None if constraint is None else self.loaded.compiler.compile(constraint)
-        return Request(tuple(tokens), sampling or Sampling(), stopping or Stopping(), grammar, n)
+        return Request(
+            tuple(tokens),
+            self.loaded.default_sampling if sampling is None else sampling,
+            Stopping() if stopping is None else stopping,
+            grammar,
+            n,
+        )
 
     def _run(self, requests: Sequence[Request]) -> list[Result]:
         ids: list[str] = []
@@ -170,7 +179,7 @@ class LLM:
         try:
             for request in requests:
                 request_id = f"generate-{next(self._ids)}"
-                sequences.append(self._add(request, request_id))
+                sequences.append(self._add_when_there_is_room(request, request_id))
                 ids.append(request_id)
             while not all(seq.finished for choices in sequences for seq in choices):
                 self._step()
@@ -187,6 +196,14 @@ class LLM:
         self._inbox[request_id] = []
         return sequences
 
+    def _add_when_there_is_room(self, request: Request, request_id: str) -> list[TokenSequence]:
+        """As `_add`; while the queue is full the engine works it off."""
+        while True:
+            try:
+                return self._add(request, request_id)
+            except QueueFull:
+                self._step()
+
     def _step(self) -> None:
         """One engine step; what it emits goes to the inbox of its request, whoever drives the engine."""
         for emission in self.loaded.engine.step():
@@ -199,8 +216,11 @@ class LLM:
 
 def _result(sequences: Sequence[TokenSequence], emissions: Sequence[Emission]) -> Result:
     choices = []
+    parts_of: dict[int, list[Emission]] = {seq.index: [] for seq in sequences}
+    for emission in emissions:
+        parts_of[emission.seq.index].append(emission)
     for seq in sequences:
-        parts = [emission for emission in emissions if emission.seq is seq]
+        parts = parts_of[seq.index]
         choices.append(
             Completion(
                 "".join(part.text for part in parts),

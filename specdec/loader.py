@@ -128,11 +128,16 @@ def _chat_template(folder: Path) -> str | None:
     """From chat_template.jinja, else from tokenizer_config.json: a string, or a list of named ones."""
     file = folder / "chat_template.jinja"
     if file.exists():
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(f"{file}: cannot be read: {error}") from None
     file = folder / "tokenizer_config.json"
     template = _read_json(file).get("chat_template") if file.exists() else None
-    if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    if isinstance(template, list) and all(isinstance(entry, dict) for entry in template):
+        template = next((entry.get("template") for entry in template if entry.get("name") == "default"), None)
+    if template is not None and not isinstance(template, str):
+        raise ModelError(f"{file}: chat_template must be a string or a list of named ones, got {template!r:.80}")
     return template
 
 

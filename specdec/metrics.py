@@ -5,7 +5,9 @@ Knows no exporter and no clock; the server turns these into Prometheus's format,
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 
 @dataclass(slots=True)
@@ -28,6 +30,18 @@ class Acceptance:
         for depth in range(num_accepted):
             self.accepted_per_depth[depth] += 1
 
+    @staticmethod
+    def total(parts: Iterable[Acceptance]) -> Acceptance:
+        """The sum of some counts."""
+        parts = list(parts)
+        return Acceptance(
+            sum(part.draws for part in parts),
+            sum(part.drafts for part in parts),
+            sum(part.draft_tokens for part in parts),
+            sum(part.accepted_tokens for part in parts),
+            [sum(column) for column in zip_longest(*(part.accepted_per_depth for part in parts), fillvalue=0)],
+        )
+
 
 @dataclass(slots=True)
 class Metrics:
@@ -43,8 +57,6 @@ class Metrics:
     )  # sequences by finish reason
     prompt_tokens: int = 0  # of sequences admitted for the first time
     cached_prompt_tokens: int = 0  # of these, found in the prefix cache
-    prefix_queries: int = 0  # tokens looked up in the prefix cache
-    prefix_hits: int = 0  # of these, found
     generation_tokens: int = 0  # tokens emitted
     acceptance: Acceptance = field(default_factory=Acceptance)
     preemptions: int = 0

@@ -111,7 +111,6 @@ class Model(Protocol):
     """A target (or a drafter): rows in, rows out. Knows no cache, no batch, no quantisation."""
 
     vocab_size: int
-    max_positions: int
 
     @property
     def layers(self) -> Seq[LayerShape]:

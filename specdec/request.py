@@ -23,12 +23,19 @@ MAX_STOP_LENGTH = 1024
 MAX_LOGPROBS = 20
 
 
+def _shown(value: object) -> str:
+    """`value` for a message. Python refuses to spell integers of more than 4,300 digits."""
+    if isinstance(value, int) and value.bit_length() > 14_000:
+        return f"an integer of {value.bit_length()} bits"
+    return repr(value)
+
+
 def _number(param: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or (value != value or abs(value) == math.inf):
         raise InvalidRequest(param, f"must be a finite number, got {value!r}")
     if value < low or value > high or (open_low and value == low):
         raise InvalidRequest(
-            param, f"must be {'above' if open_low else 'at least'} {low} and at most {high}, got {value}"
+            param, f"must be {'above' if open_low else 'at least'} {low} and at most {high}, got {_shown(value)}"
         )
 
 
@@ -43,7 +50,7 @@ def _integer(param: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidRequest(param, f"must be an integer, got {value!r}")
     if not low <= value <= high:
-        raise InvalidRequest(param, f"must be between {low} and {high}, got {value}")
+        raise InvalidRequest(param, f"must be between {low} and {high}, got {_shown(value)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +119,7 @@ class Stopping:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest("min_tokens", f"must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}")
         if not isinstance(self.stop, tuple) or len(self.stop) > MAX_STOP_STRINGS:
-            raise InvalidRequest("stop", f"must be at most {MAX_STOP_STRINGS} strings")
+            raise InvalidRequest("stop", f"must be a tuple of at most {MAX_STOP_STRINGS} strings")
         for stop in self.stop:
             _text("stop", stop)
             if not stop:
@@ -132,8 +139,11 @@ class Stopping:
 class Request:
     """One prompt with all that shapes its answer. `grammar` None is free text; `n` is the number of choices.
 
-    Raises `InvalidRequest` for a prompt that is empty or not of integers, an `n` outside 1 to 128, and a salt that is
-    not text.
+    `prediction` is what the caller expects the answer to be, in tokens: a guess that a suffix drafter looks things up
+    in (the OpenAI API's predicted outputs); other drafters do not read it.
+
+    Raises `InvalidRequest`, naming the field, for a prompt that is empty or not of integers, a prediction not of
+    integers, an `n` outside 1 to 128, and anything of the wrong type.
     """
 
     prompt: tuple[int, ...]
@@ -142,9 +152,16 @@ class Request:
     grammar: Grammar | None = None
     n: int = 1
     cache_salt: str = ""
+    prediction: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.prompt, tuple) or not self.prompt or set(map(type, self.prompt)) != {int}:
             raise InvalidRequest("prompt", "must be a tuple of at least one token id")
+        if not isinstance(self.prediction, tuple) or not set(map(type, self.prediction)) <= {int}:
+            raise InvalidRequest("prediction", "must be a tuple of token ids")
+        for name, kind in (("sampling", Sampling), ("stopping", Stopping)):
+            if not isinstance(getattr(self, name), kind):
+                found = type(getattr(self, name)).__name__
+                raise InvalidRequest(name, f"must be a {kind.__name__}, got {found}")
         _integer("n", self.n, 1, MAX_CHOICES)
         _text("cache_salt", self.cache_salt)

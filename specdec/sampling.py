@@ -64,8 +64,11 @@ def scores(
     """fp32 scores `[V]` of one row: penalties, logit_bias, bans, grammar mask, in this order (docs/design.md, 3).
 
     `path` are the draft tokens between the last known token and the row. The logits are not changed. Raises `DeadEnd`
-    where everything is forbidden and `NumericalError` where the logits hold NaN.
+    where everything is forbidden and `NumericalError` where the logits hold NaN or infinity, or nothing finite: also
+    where these tokens are masked, since the log-probabilities of the others are no numbers then either.
     """
+    if not math.isfinite(logits_V.max()):
+        raise NumericalError(f"the model's logits at position {len(seq.tokens) + len(path)} are not numbers")
     sampling = seq.request.sampling
     scores_V = logits_V
     penalized = (
@@ -75,11 +78,15 @@ def scores(
     if penalized or sampling.logit_bias or banned or allowed_V is not None:
         scores_V = logits_V.copy()
     if penalized:
-        seen = np.array([*seq.tokens, *path], np.int64)
+        counts = seq.draws_by_token()
+        if path:
+            counts = dict(counts)
+            for token in path:
+                counts[token] = counts.get(token, 0) + 1
         penalize(
             scores_V,
-            seen,
-            seen[seq.num_prompt :],
+            np.fromiter(counts.keys(), np.int64, len(counts)),
+            np.fromiter(counts.values(), np.int64, len(counts)),
             repetition=sampling.repetition_penalty,
             presence=sampling.presence_penalty,
             frequency=sampling.frequency_penalty,
@@ -90,10 +97,7 @@ def scores(
         scores_V[banned] = -np.inf
     if allowed_V is not None:
         forbid(scores_V, allowed_V)
-    highest = float(scores_V.max())
-    if math.isnan(highest):
-        raise NumericalError(f"the model's logits at position {len(seq.tokens) + len(path)} are not numbers")
-    if highest == -math.inf:
+    if scores_V is not logits_V and scores_V.max() == -math.inf:
         raise DeadEnd(f"no token is allowed at position {len(seq.tokens) + len(path)}")
     return scores_V
 

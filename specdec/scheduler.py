@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from specdec.blocks import BlockPool, block_hash, chain_start
 from specdec.config import EngineConfig
+from specdec.errors import NumericalError
 from specdec.sequence import Grant, Sequence, Span
 
 
@@ -53,7 +54,10 @@ class Scheduler:
         """After commit: publish the full blocks, give back those past `num_computed`, release the finished."""
         for span in spans:
             seq = span.seq
-            self._publish(seq)
+            if isinstance(seq.error, NumericalError):  # the keys may be what failed, those of earlier steps too
+                self.pool.withdraw(seq.blocks)
+            elif seq.finish_reason != "error":
+                self._publish(seq)
             if seq.finished:
                 self.release(seq)
             else:

@@ -52,6 +52,8 @@ class Sequence:
     logprobs: list[Logprob] = field(default_factory=list)
     finish_reason: str | None = None
     error: SpecdecError | None = None
+    _draws: dict[int, int] = field(default_factory=dict, init=False)
+    _num_counted: int = field(default=0, init=False)  # leading tokens that are in `_draws`
 
     @property
     def num_prompt(self) -> int:
@@ -73,6 +75,17 @@ class Sequence:
         """Whether nothing will be added any more."""
         return self.finish_reason is not None
 
+    def draws_by_token(self) -> dict[int, int]:
+        """For each token of the text how often it was drawn; 0 where it stands in the prompt only. Do not change it.
+
+        Costs time in the tokens that are new since the last call: tokens only ever grow.
+        """
+        for index in range(self._num_counted, len(self.tokens)):
+            token = self.tokens[index]
+            self._draws[token] = self._draws.get(token, 0) + (index >= self.num_prompt)
+        self._num_counted = len(self.tokens)
+        return self._draws
+
 
 @dataclass(frozen=True, slots=True)
 class Grant:
@@ -93,23 +106,20 @@ class Grant:
 @dataclass(frozen=True, slots=True)
 class Span:
     """A grant with its tree, placed in a batch: rows `first_row ..` hold the known tokens, then nodes 1, 2, ...;
-    logits rows `first_logit ..` hold the nodes from the root on."""
+    logits rows `first_logit ..` hold the nodes from the root on. `root_slot` is the index in the sequence, and the KV
+    slot, of the last known token of the span: it stays what it was when the sequence has grown."""
 
     seq: Sequence
     known: int
     tree: DraftTree
     first_row: int
     first_logit: int
+    root_slot: int
 
     @property
     def num_rows(self) -> int:
         """Rows of the batch: known tokens and drafts."""
         return self.known + self.tree.num_drafts
-
-    @property
-    def root_slot(self) -> int:
-        """Index in the sequence (and KV slot) of the last known token of the span."""
-        return self.seq.num_computed + self.known - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,10 +155,6 @@ class Tokenizer:
         spelling = self._spelling.get(token)
         return spelling if spelling is not None else self.token_bytes(token).decode("utf-8", "replace")
 
-    def token_id(self, text: str) -> int | None:
-        """The id of the token that the vocabulary spells exactly so (byte-level and "\u2581" spelling), or None."""
-        return self._ids.get(text)
-
     def token_bytes_table(self) -> list[bytes]:
         """`token_bytes` of every id below `vocab_size`. One list, shared: do not change it."""
         return self._bytes

@@ -85,6 +85,12 @@ class DraftTree:
 
     def problem(self, vocab_size: int) -> str | None:
         """What makes this tree unusable, in words, or None. Drafters are not trusted: every tree passes here."""
+        if not all(isinstance(field, tuple) for field in (self.tokens, self.parents, self.scores, self.sources)):
+            return "tokens, parents, scores and sources are not all tuples"
+        if not {*map(type, self.tokens), *map(type, self.parents)} <= {int}:
+            return "tokens and parents are not all integers"
+        if not all(isinstance(score, float | int) for score in self.scores):
+            return "scores are not all numbers"
         count = len(self.tokens)
         if count > MAX_DRAFTS + 1:
             return f"{count - 1} drafts, at most {MAX_DRAFTS} fit"

@@ -5,19 +5,23 @@ A wrong slot, a stale key, a wrong ancestor or a wrong position gives other logi
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from specdec.batch import Batch
 from specdec.config import EngineConfig
 from specdec.engine import Engine
+from specdec.mask import TokenMask, allow
 from specdec.protocols import Drafter, Forward
 from specdec.request import Request, Stopping
 from specdec.sequence import Emission
 from specdec.text import Detokenizer
+from specdec.tree import DraftTree
 
 
 class HashRunner:
@@ -53,6 +57,82 @@ class HashRunner:
         moved = [self.slots[source] for source in sources]
         for target, content in zip(targets, moved, strict=True):
             self.slots[target] = content
+
+
+class BigramRunner:
+    """The logits of a row are a line of a table, chosen by the row's own token: a law that can be written down."""
+
+    def __init__(self, table_VV: NDArray[np.float32]) -> None:
+        self.table_VV = torch.from_numpy(table_VV)
+        self.vocab_size = len(table_VV)
+
+    def forward(self, batch: Batch) -> Forward:
+        return Forward(self.table_VV[batch.tokens_R[batch.logit_rows_L]])
+
+    def move(self, sources: Seq[int], targets: Seq[int]) -> None:
+        """Nothing is kept in slots."""
+
+
+class Automaton:
+    """A grammar by a table: in each state the tokens that may follow and the states they lead to, from state 0 on.
+
+    The text may end where `ends` says. `fail` is called with the name of each method and the number of tokens the text
+    has: it may raise.
+    """
+
+    def __init__(
+        self,
+        edges: Mapping[int, Mapping[int, int]],
+        ends: Mapping[int, Seq[int]],
+        fail: Callable[[str, int], None] = lambda method, length: None,
+    ) -> None:
+        self.edges = edges
+        self.ends = ends  # for some states the end tokens that are allowed there
+        self.fail = fail
+
+    def start(self) -> AutomatonState:
+        return AutomatonState(self)
+
+
+class AutomatonState:
+    """Where one text stands in an `Automaton`."""
+
+    def __init__(self, grammar: Automaton) -> None:
+        self.grammar = grammar
+        self.state = 0
+        self.length = 0
+
+    def prune(self, tree: DraftTree) -> DraftTree:
+        self.grammar.fail("prune", self.length)
+        states = self._states(tree)
+        return tree.keep(node for node, state in enumerate(states) if state is not None)
+
+    def mask(self, tree: DraftTree, first_row: int, mask: TokenMask) -> None:
+        self.grammar.fail("mask", self.length)
+        for node, state in enumerate(self._states(tree)):
+            assert state is not None, "what prune forbids is not verified"
+            words = mask.claim(first_row + node)
+            allow(words, [*self.grammar.edges.get(state, ()), *self.grammar.ends.get(state, ())])
+
+    def forced(self) -> tuple[int, ...]:
+        return ()
+
+    def advance(self, tokens: Seq[int]) -> None:
+        for token in tokens:
+            self.grammar.fail("advance", self.length)
+            self.state = self.grammar.edges[self.state][token]
+            self.length += 1
+
+    def finish(self) -> None:
+        """Any text that ends where it may is right."""
+
+    def _states(self, tree: DraftTree) -> list[int | None]:
+        """The state behind each node; None where a token of its path is forbidden."""
+        states: list[int | None] = [self.state]
+        for token, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
+            before = states[parent]
+            states.append(None if before is None else self.grammar.edges.get(before, {}).get(token))
+        return states
 
 
 def letters(stopping: Stopping) -> Detokenizer:

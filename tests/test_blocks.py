@@ -50,7 +50,9 @@ def test_random_walks_keep_every_invariant(caching: bool) -> None:
         tables: list[tuple[list[int], list[bytes]]] = []  # blocks, and names published so far
         for _ in range(150):
             free, aging = pool.num_free, list(book.aging)
-            match rng.choice(["take", "take", "draft", "match", "publish", "publish", "release", "release", "clear"]):
+            match rng.choice(
+                ["take", "take", "draft", "match", "publish", "publish", "release", "release", "withdraw", "clear"]
+            ):
                 case "take":
                     want = rng.randint(0, 4)
                     blocks = pool.take(want)
@@ -95,6 +97,11 @@ def test_random_walks_keep_every_invariant(caching: bool) -> None:
                             book.aging.append(block)
                     if cut:
                         tables.append((blocks[:cut], names[:cut]))
+                case "withdraw" if tables and rng.random() < 0.3:
+                    blocks = rng.choice(tables)[0]
+                    pool.withdraw(blocks)
+                    for block in blocks:
+                        book.forget(block)
                 case "clear" if rng.random() < 0.1:
                     pool.clear_cache()
                     book = Book()
@@ -161,6 +168,20 @@ def test_a_twin_stays_anonymous_and_goes_back_to_the_free() -> None:
     pool.check([first])
     pool.release(first)
     assert pool.match(name) == first
+    pool.check([])
+
+
+def test_a_withdrawn_block_is_found_no_more_and_is_free_once_nobody_holds_it() -> None:
+    pool = BlockPool(5, 2)
+    first = chain_of(pool, [1, 1, 2, 2])
+    second = pool.match(names_of([1, 1, 2, 2], 2))
+    pool.acquire(second)
+    pool.withdraw(first)
+    assert pool.match(names_of([1, 1, 2, 2], 2)) == []
+    pool.release(first)
+    pool.check([second])
+    pool.release(second)
+    assert pool.num_free == 4
     pool.check([])
 
 

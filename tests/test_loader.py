@@ -146,6 +146,14 @@ BROKEN: dict[str, tuple[Break, str]] = {
         lambda f: (f / "generation_config.json").write_text("?"),
         "generation_config.json: cannot be read",
     ),
+    "chat template in Latin-1": (
+        lambda f: (f / "chat_template.jinja").write_bytes(b"\xe9"),
+        "chat_template.jinja: cannot be read",
+    ),
+    "chat template of another kind": (
+        lambda f: (f / "tokenizer_config.json").write_text('{"chat_template": [{"name": "default", "template": 1}]}'),
+        "tokenizer_config.json: chat_template must be a string or a list of named ones, got 1",
+    ),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "model.safetensors: no such file"),
     "pickle only": (
         lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),

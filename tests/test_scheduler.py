@@ -84,7 +84,7 @@ class Simulation:
 
         for grant in grants:
             self._compute(grant, rng)
-        scheduler.settle([Span(grant.seq, grant.known, EMPTY, 0, 0) for grant in grants])
+        scheduler.settle([Span(grant.seq, grant.known, EMPTY, 0, 0, 0) for grant in grants])
         pool.check(scheduler.tables())
         for seq in scheduler.running:
             assert len(seq.blocks) == -(-seq.num_computed // self.config.block_size), "nothing held past num_computed"
@@ -255,7 +255,7 @@ def test_drafts_take_free_blocks_only() -> None:
         assert len(seq.blocks) == -(-length // 4)
         assert pool.num_available == available - (len(seq.blocks) - held)
         simulation._compute(grant, None)
-        simulation.scheduler.settle([Span(seq, grant.known, EMPTY, 0, 0)])
+        simulation.scheduler.settle([Span(seq, grant.known, EMPTY, 0, 0, 0)])
 
 
 def test_drafts_never_preempt() -> None:

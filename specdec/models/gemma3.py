@@ -99,7 +99,7 @@ class Gemma3(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.vocab_size, self.max_positions = config.vocab_size, config.max_position_embeddings
+        self.vocab_size = config.vocab_size
         self.layers = [LayerShape(config.num_kv_heads, config.head_dim)] * config.num_layers
         self.layer_kinds, self.embedding_scale = config.layer_kinds, config.hidden_size**0.5
         self.final_softcap = config.final_softcap

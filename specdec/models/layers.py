@@ -14,10 +14,12 @@ from specdec.models.config import Rope
 class Norm(nn.Module):
     """RMSNorm; its weight is always fp32. `offset` is what the weight on disk lacks: the loader adds it once."""
 
+    eps: Tensor
+
     def __init__(self, size: int, eps: float, offset: float = 0.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size, dtype=torch.float32), requires_grad=False)
-        self.eps = eps
+        self.register_buffer("eps", torch.tensor(eps, device="cpu"), persistent=False)
         self.offset = offset
 
     def forward(self, x: Tensor) -> Tensor:

@@ -86,7 +86,7 @@ class Llama(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.vocab_size, self.max_positions = config.vocab_size, config.max_position_embeddings
+        self.vocab_size = config.vocab_size
         self.layers = [LayerShape(config.num_kv_heads, config.head_dim)] * config.num_layers
         self.model = Body(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+
 import pytest
 
 from specdec.drafters.forced import ForcedDrafter
+from specdec.errors import ConstraintError
 from specdec.grammar.spec import JsonSchema
+from specdec.mask import TokenMask
 from specdec.protocols import Constraint
-from specdec.request import Sampling
 from specdec.sequence import Grant
-from specdec.tree import EMPTY, root
+from specdec.tree import EMPTY, DraftTree, root
 from tests.drafters.sequences import new_sequence
 from tests.grammar.small_tokenizer import VOCAB_SIZE, compiler, encode
 
@@ -44,11 +47,6 @@ def test_away_from_the_frontier_there_is_no_tree() -> None:
     assert ForcedDrafter().draft([Grant(seq, known=2, drafts=9, depth=9)]) == [EMPTY]
 
 
-def test_a_request_without_speculation_gets_the_root_only() -> None:
-    seq = new_sequence([3, 4], constraint=city(), sampling=Sampling(speculative=False))
-    assert ForcedDrafter().draft([Grant(seq, known=2, drafts=9, depth=9)]) == [root(4)]
-
-
 def test_where_the_grammar_leaves_a_choice_there_is_the_root_only() -> None:
     constraint = compiler().compile(JsonSchema({"type": "integer"})).start()
     seq = new_sequence([3, 4], constraint=constraint)
@@ -62,3 +60,29 @@ def test_the_chain_follows_what_was_emitted() -> None:
     (tree,) = ForcedDrafter().draft([Grant(seq, known=4, drafts=62, depth=62)])
     assert tree.tokens == seen[2:]
     assert encode('{"city')[0] == seen[0]
+
+
+class Failing:
+    """A constraint whose backend has failed."""
+
+    def prune(self, tree: DraftTree) -> DraftTree:
+        raise ConstraintError("the grammar failed")
+
+    def mask(self, tree: DraftTree, first_row: int, mask: TokenMask) -> None:
+        raise ConstraintError("the grammar failed")
+
+    def forced(self) -> tuple[int, ...]:
+        raise ConstraintError("the grammar failed")
+
+    def advance(self, tokens: Seq[int]) -> None:
+        raise ConstraintError("the grammar failed")
+
+    def finish(self) -> None:
+        """Any text that ends where it may is right."""
+
+
+def test_a_grammar_that_fails_costs_no_other_sequence_its_drafts() -> None:
+    grants = [Grant(new_sequence([3, 4], constraint=one), known=2, drafts=9, depth=9) for one in (Failing(), city())]
+    trees = ForcedDrafter().draft(grants)
+    assert trees[0] == root(4)
+    assert trees[1].num_drafts > 1

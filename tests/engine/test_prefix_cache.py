@@ -74,7 +74,7 @@ def test_equal_prompts_are_computed_once() -> None:
         [Request(prompt, Sampling(), Stopping(max_tokens=1), n=5), Request(prompt, Sampling(), Stopping(max_tokens=1))],
     )
     assert sum(engine.runner.rows_seen) == 40 + 5 * 4  # type: ignore[attr-defined]
-    assert engine.metrics.prefix_hits == 5 * 36
+    assert engine.metrics.cached_prompt_tokens == 5 * 36
 
 
 def test_a_salt_keeps_caches_apart() -> None:

@@ -12,6 +12,7 @@ from specdec.drafters.combine import Combined
 from specdec.drafters.forced import ForcedDrafter
 from specdec.drafters.ngram import NgramDrafter
 from specdec.drafters.none import NoDrafter
+from specdec.drafters.suffix import SuffixDrafter
 from specdec.engine import Engine
 from specdec.grammar.spec import JsonSchema, Regex, Spec
 from specdec.protocols import Drafter
@@ -99,6 +100,8 @@ def drafters(family: str, spec: str, sampling: str) -> dict[str, Drafter]:
         "none": NoDrafter(),
         "ngram": NgramDrafter(),
         "forced": ForcedDrafter(),
+        "suffix": SuffixDrafter(),
+        "forced,suffix": Combined([ForcedDrafter(), SuffixDrafter()]),
         "forced,ngram": Combined([ForcedDrafter(), NgramDrafter()]),
         "random": RandomDrafter(5, VOCAB_SIZE),
         "oracle": OracleDrafter(truth, VOCAB_SIZE, mistake_rate=0.1, branch_rate=0.4),
@@ -106,7 +109,7 @@ def drafters(family: str, spec: str, sampling: str) -> dict[str, Drafter]:
     }
 
 
-DRAFTERS = ["none", "ngram", "forced", "forced,ngram", "random", "oracle", "oracle,random"]
+DRAFTERS = ["none", "ngram", "suffix", "forced", "forced,suffix", "forced,ngram", "random", "oracle", "oracle,random"]
 
 
 @pytest.mark.parametrize("config", CONFIGS)

@@ -62,6 +62,7 @@ NARROW = TOOL - 9
         (Regex("a$b"), "pattern", "invalid_regex", "lookarounds"),
         (Regex(r"[^\s\S]"), "pattern", "unsatisfiable", "no text"),
         (Ebnf("root ::= x"), "text", "invalid_grammar", "not defined"),
+        (Ebnf('root ::= "a" é'), "text", "invalid_grammar", "column 14: Unexpected character"),
         (Ebnf('root ::= "a'), "text", "invalid_grammar", "string literal"),
         (Ebnf('other ::= "a"'), "text", "invalid_grammar", "root"),
         (Ebnf("root ::= root"), "text", "unsatisfiable", "root"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections.abc import Sequence as Seq
 from typing import Any
 
 import jsonschema_rs
@@ -12,10 +13,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from specdec.build import end_tokens, open_tokenizer
 from specdec.errors import ConstraintError
 from specdec.evals.structured import Times, replay_text
 from specdec.evals.vocabulary import byte_vocabulary
+from specdec.grammar.compile import Compiler
 from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex, Spec
+from specdec.grammar.walk import MatcherFailed, TreeConstraint, Vocabulary
+from specdec.loader import open_checkpoint
 from specdec.mask import TokenMask
 from specdec.protocols import Constraint
 from specdec.tree import DraftTree, chain, root
@@ -435,6 +440,58 @@ def test_a_backend_that_fails_on_committed_tokens_raises() -> None:
         constraint.advance(encode("a"))
     with pytest.raises(ConstraintError, match="the grammar failed"):
         row_of(constraint)
+
+
+def test_a_failure_on_committed_tokens_is_final_and_costs_one_rebuild() -> None:
+    rebuilt = []
+
+    class Broken:
+        def fill(self, words_W: NDArray[np.int32]) -> bool:
+            raise MatcherFailed("too many items")
+
+        def forced(self) -> list[int]:
+            raise MatcherFailed("too many items")
+
+        def consume(self, tokens: Seq[int]) -> None:
+            """Goes anywhere."""
+
+        def rollback(self, count: int) -> None:
+            """Comes back."""
+
+    def rebuild() -> Broken:
+        rebuilt.append(True)
+        return Broken()
+
+    constraint = TreeConstraint(Broken, rebuild, Vocabulary.of(VOCAB_SIZE, range(3, VOCAB_SIZE), END_IDS))
+    for ask in (constraint.forced, lambda: constraint.prune(chain(0, [5], "x")), lambda: row_of(constraint)):
+        with pytest.raises(ConstraintError, match="the grammar failed: too many items"):
+            ask()
+    assert len(rebuilt) == 1
+
+
+@pytest.mark.weights
+def test_a_large_open_object_can_be_written_to_its_end() -> None:
+    """Optional properties, other ones between them, and whitespace, with a vocabulary of the usual size: a step of
+    llguidance looks at some 200,000 items."""
+    checkpoint = open_checkpoint("smollm2-135m")
+    tokenizer, vocab_size = open_tokenizer(checkpoint), checkpoint.config.vocab_size
+    ends = end_tokens(checkpoint, vocab_size)
+    text = '{ "p1": "abc", "p5": 17, "zz": {"k": [1, {"p1": "q"}]}, "a": "b"}'
+    properties = {f"p{i}": {"type": ["string", "integer", "null"]} for i in range(1_900)}
+    grammar = Compiler(tokenizer.json, vocab_size, ends, tokenizer.special_ids).compile(
+        JsonSchema({"type": "object", "properties": properties})
+    )
+    constraint = grammar.start()
+    for token in tokenizer.encode(text, add_special_tokens=False):
+        mask = TokenMask(1, vocab_size)
+        constraint.mask(root(0), 0, mask)
+        row = mask.allowed(0)
+        assert row is not None and row[token]
+        constraint.advance([token])
+    mask = TokenMask(1, vocab_size)
+    constraint.mask(root(0), 0, mask)
+    row = mask.allowed(0)
+    assert row is not None and row[list(ends)].all()
 
 
 def test_a_failure_in_one_text_does_not_reach_another() -> None:

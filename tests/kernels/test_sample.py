@@ -305,8 +305,16 @@ def test_penalties_are_those_of_a_naive_loop(rng: random.Random) -> None:
                 value -= presence
             expected.append(value - frequency * output.count(token))
         got = row.copy()
-        seen = np.array([*prompt, *output], np.int64)
-        penalize(got, seen, seen[len(prompt) :], repetition=repetition, presence=presence, frequency=frequency)
+        seen = sorted({*prompt, *output})
+        counts = np.array([output.count(v) for v in seen], np.int64)
+        penalize(
+            got,
+            np.array(seen, np.int64),
+            counts,
+            repetition=repetition,
+            presence=presence,
+            frequency=frequency,
+        )
         np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-5)
         untouched = [v for v in range(vocab_size) if v not in seen]
         assert got[untouched].tolist() == row[untouched].tolist()

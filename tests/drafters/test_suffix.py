@@ -1,0 +1,140 @@
+"""Suffix decoding: counts of what followed: here, in the prediction, and in finished texts of the same salt."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from specdec.config import EngineConfig
+from specdec.drafters import suffix
+from specdec.drafters.suffix import SuffixDrafter
+from specdec.request import Request, Sampling, Stopping
+from specdec.sequence import Grant, Sequence
+from specdec.tree import EMPTY, DraftTree, root
+from tests.drafters.sequences import new_sequence
+from tests.fakes import hash_engine, run
+
+
+def draft(drafter: SuffixDrafter, seq: Sequence, drafts: int = 62, depth: int = 62) -> DraftTree:
+    (tree,) = drafter.draft([Grant(seq, len(seq.tokens), drafts, depth)])
+    assert tree.problem(100) is None
+    return tree
+
+
+def paths(tree: DraftTree) -> set[tuple[int, ...]]:
+    return {tuple(tree.tokens[step] for step in tree.path(node)) for node in range(1, len(tree))}
+
+
+def test_a_continuation_is_as_long_as_its_suffix() -> None:
+    tree = draft(SuffixDrafter(), new_sequence([1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3]))
+    assert paths(tree) == {(4,), (4, 5), (4, 5, 6)}
+    assert set(tree.sources[1:]) == {"suffix"}
+
+
+def test_branches_are_weighed_by_how_often_they_followed() -> None:
+    """1 2 was followed by 3 three times and by 4 once."""
+    tree = draft(SuffixDrafter(), new_sequence([1, 2, 3, 9, 1, 2, 4, 8, 1, 2, 3, 7, 1, 2, 3, 6, 1, 2]))
+    first = {tree.tokens[node]: tree.scores[node] for node in range(1, len(tree)) if tree.parents[node] == 0}
+    assert set(first) == {3, 4}
+    assert first[3] == pytest.approx(3 * first[4])
+
+
+def test_a_text_that_repeats_is_guessed_to_repeat() -> None:
+    tree = draft(SuffixDrafter(), new_sequence([1, 2, 3] * 4))
+    deepest = max(paths(tree), key=len)
+    assert deepest == tuple(([1, 2, 3] * 9)[: len(deepest)])
+    assert len(deepest) >= 9
+
+
+def test_a_finished_text_helps_later_ones_of_its_salt_and_no_others() -> None:
+    drafter = SuffixDrafter()
+    told = list(range(10, 40))
+
+    def sequence(tokens: list[int], salt: str) -> Sequence:
+        seq = new_sequence(tokens)
+        seq.request = Request(seq.request.prompt, cache_salt=salt)
+        return seq
+
+    done = sequence(told, "a")
+    drafter.forget(done)  # preempted, not finished
+    assert draft(drafter, sequence([1, 10, 11, 12], "a")) == root(12)
+    done.finish_reason = "stop"
+    drafter.forget(done)
+    assert paths(draft(drafter, sequence([1, 10, 11, 12], "a"))) == {(13,), (13, 14), (13, 14, 15)}
+    assert draft(drafter, sequence([1, 10, 11, 12], "b")) == root(12)
+
+
+def test_nothing_is_guessed_across_the_end_of_a_past_text() -> None:
+    drafter = SuffixDrafter()
+    for text in ([50, 10, 11, 12], [60, 61, 62]):
+        done = new_sequence(text)
+        done.finish_reason = "length"
+        drafter.forget(done)
+    assert draft(drafter, new_sequence([1, 50, 10, 11])).tokens == (11, 12)
+
+
+def test_the_pool_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suffix, "POOL_TOKENS", 1000)
+    monkeypatch.setattr(suffix, "MAX_SALTS", 3)
+    drafter = SuffixDrafter()
+    for number in range(200):
+        done = new_sequence([number % 97] * 90)
+        done.request = Request(done.request.prompt, cache_salt=str(number % 5))
+        done.finish_reason = "stop"
+        drafter.forget(done)
+    assert len(drafter._pools) == 3
+    for pool in drafter._pools.values():
+        assert sum(len(tokens) for _, tokens in pool.generations()) <= 1000
+
+
+def test_a_prediction_is_followed_from_its_beginning_and_found_again_after_a_change() -> None:
+    prediction = tuple(range(20, 50))
+    seq = new_sequence([1])
+    seq.request = Request((1,), prediction=prediction)
+    drafter = SuffixDrafter()
+    assert draft(drafter, seq, drafts=5).tokens == (1, 20, 21, 22, 23, 24)
+    seq.tokens += [20, 21]
+    assert draft(drafter, seq, drafts=3).tokens == (21, 22, 23, 24)
+    seq.tokens += [99, 98, 30, 31]  # the answer leaves the prediction, and comes back to it further on
+    tree = draft(drafter, seq, drafts=2)
+    assert tree.tokens == (31, 32, 33)
+    assert set(tree.sources[1:]) == {"prediction"}
+
+
+def test_away_from_the_frontier_there_is_no_tree_and_without_speculation_only_the_root() -> None:
+    seq = new_sequence([1, 2, 3, 1, 2])
+    assert SuffixDrafter().draft([Grant(seq, 2, 9, 9)]) == [EMPTY]
+    assert draft(SuffixDrafter(), seq, drafts=0) == root(2)
+    assert draft(SuffixDrafter(), new_sequence([1, 2, 3, 1, 2], sampling=Sampling(speculative=False))) == root(2)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_texts_give_sound_trees_within_the_grant(seed: int) -> None:
+    rng = random.Random(seed)
+    drafter = SuffixDrafter()
+    seq = new_sequence([rng.randrange(3) for _ in range(4)])
+    for _ in range(150):
+        drafts, depth = rng.randrange(63), rng.randrange(1, 20)
+        tree = draft(drafter, seq, drafts, depth)
+        assert tree.num_drafts <= drafts
+        assert max(tree.depths()) <= depth
+        seq.tokens += [rng.randrange(3) for _ in range(rng.randint(1, 3))]
+
+
+def test_requests_that_finish_or_are_aborted_leave_nothing() -> None:
+    drafter = SuffixDrafter()
+    config = EngineConfig(max_model_len=64, num_slots=130, block_size=4)
+    engine = hash_engine(config, drafter)
+    rng = random.Random(3)
+    for number in range(150):
+        prompt = tuple(rng.randrange(24) for _ in range(rng.randint(1, 20)))
+        engine.add(Request(prompt, Sampling(seed=number), Stopping(max_tokens=12), prediction=prompt), f"a{number}")
+        engine.step()
+        if rng.random() < 0.3:
+            engine.abort(f"a{max(0, number - rng.randrange(6))}")
+    run(engine, [])
+    assert drafter.num_kept == 0
+    assert engine.policy.calibration.num_kept == 0
+    assert engine.metrics.preemptions > 0
+    assert engine.metrics.drafter_errors == 0
