@@ -73,9 +73,9 @@ def open_vocabulary(name: str) -> EvalVocabulary:
     if Path(name).suffix == ".json":
         tokenizer = Tokenizer.from_file(name)
         spelled = tokenizer.named_tokens.get("eos_token")
-        end = None if spelled is None else tokenizer.token_id(spelled)
+        end = next((token for token in sorted(tokenizer.special_ids) if tokenizer.token_text(token) == spelled), None)
         if end is None:
-            raise ModelError(f"{name}: a tokenizer_config.json beside it must name the eos_token")
+            raise ModelError(f"{name}: a tokenizer_config.json beside it must name the eos_token, a special token")
         return EvalVocabulary(Path(name).parent.name or name, tokenizer, tokenizer.vocab_size, (end,))
     from specdec.build import end_tokens, open_tokenizer
     from specdec.loader import open_checkpoint
@@ -95,6 +95,5 @@ def byte_vocabulary() -> EvalVocabulary:
     inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens([AddedToken("<end>", special=True, normalized=False)])
     tokenizer = Tokenizer(inner.to_str(), source="byte tokenizer")
-    end = tokenizer.token_id("<end>")
-    assert end is not None
+    (end,) = tokenizer.special_ids
     return EvalVocabulary(BYTES, tokenizer, tokenizer.vocab_size, (end,))

@@ -123,6 +123,9 @@ class AutomatonState:
             self.state = self.grammar.edges[self.state][token]
             self.length += 1
 
+    def finish(self) -> None:
+        """Any text that ends where it may is right."""
+
     def _states(self, tree: DraftTree) -> list[int | None]:
         """The state behind each node; None where a token of its path is forbidden."""
         states: list[int | None] = [self.state]

@@ -46,6 +46,9 @@ class Alternating:
     def advance(self, tokens: Seq[int]) -> None:
         self.place += len(tokens)
 
+    def finish(self) -> None:
+        """Any text that ends where it may is right."""
+
 
 def engine(max_rows: int = 512) -> Engine:
     config = EngineConfig(max_model_len=96, num_slots=256, block_size=4, max_rows=max_rows)

@@ -26,6 +26,7 @@ def pair(random_: random.Random, depth: int) -> tuple[Any, Any]:
     kind = random_.choice(
         ["integer", "number", "string", "enum", "null"] + (["array", "object", "either"] * 3 if depth else [])
     )
+    value: Any
     if kind == "integer":
         value = random_.randint(-2000, 2000)
         schema: Any = {"type": "integer", "minimum": value - random_.randint(0, 99), "exclusiveMaximum": value + 1}
