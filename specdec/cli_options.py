@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
+from specdec.pull import PACKAGED
+
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_DRAFTER = "forced,suffix"
 
@@ -21,12 +23,12 @@ _COUNT_UNITS = {"k": 1024, "m": 1024 * 1024}
 
 
 def count(text: str | int) -> int:
-    """A whole number of tokens; `8k` is 8,192. Raises `typer.BadParameter` for anything else."""
+    """A whole number of tokens from 1; `8k` is 8,192. Raises `typer.BadParameter` for anything else."""
     if isinstance(text, int):
         return text
     digits, unit = (text[:-1], _COUNT_UNITS[text[-1].lower()]) if text[-1:].lower() in _COUNT_UNITS else (text, 1)
-    if not digits.isascii() or not digits.isdigit():
-        raise typer.BadParameter(f"{text!r} is not a whole number of tokens, such as 8192 or 8k")
+    if not digits.isascii() or not digits.isdigit() or int(digits) == 0:
+        raise typer.BadParameter(f"{text!r} is not a whole number of tokens from 1, such as 8192 or 8k")
     return int(digits) * unit
 
 
@@ -43,25 +45,35 @@ class ModelOptions:
     """Which model, and how to run it."""
 
     model: Annotated[
-        str, typer.Argument(help="A name `pull` knows, a folder in Hugging Face layout, a .gguf file, or a hub id.")
+        str, typer.Argument(help=f"{', '.join(PACKAGED)}, a folder in Hugging Face layout, a .gguf file, or a hub id.")
     ] = DEFAULT_MODEL
     device: Annotated[
-        str | None, typer.Option(help="cpu or cuda; cuda where there is one.", rich_help_panel=_MODEL)
+        str | None, typer.Option(help="cpu or cuda; if left out, cuda where there is one.", rich_help_panel=_MODEL)
     ] = None
     dtype: Annotated[
         str | None,
-        typer.Option(help="float32 or bfloat16; what this machine is quick at.", rich_help_panel=_MODEL),
+        typer.Option(help="float32 or bfloat16; if left out, what this machine is quick at.", rich_help_panel=_MODEL),
     ] = None
     quantize: Annotated[
         str | None, typer.Option(help="int8: weights and activations of the linears, on a CPU.", rich_help_panel=_MODEL)
     ] = None
     max_model_len: Annotated[
         int | None,
-        typer.Option(parser=count, metavar="TOKENS", help="Prompt + output; 8k is 8192.", rich_help_panel=_MODEL),
+        typer.Option(
+            parser=count,
+            metavar="TOKENS",
+            help="Prompt + output; 8k is 8192. If left out, the model's own.",
+            rich_help_panel=_MODEL,
+        ),
     ] = None
     kv_cache_tokens: Annotated[
         int | None,
-        typer.Option(parser=count, metavar="TOKENS", help="Size of the KV cache.", rich_help_panel=_MODEL),
+        typer.Option(
+            parser=count,
+            metavar="TOKENS",
+            help="Size of the KV cache; if left out, two contexts.",
+            rich_help_panel=_MODEL,
+        ),
     ] = None
     block_size: Annotated[int, typer.Option(help="Tokens in a block of the KV cache.", rich_help_panel=_MODEL)] = 16
     max_num_seqs: Annotated[int, typer.Option(help="Texts that run at once.", rich_help_panel=_MODEL)] = 64
@@ -90,7 +102,9 @@ class ModelOptions:
         str,
         typer.Option(metavar="auto|none", help="Whether the model sets defaults.", rich_help_panel=_MODEL),
     ] = "auto"
-    threads: Annotated[int | None, typer.Option(help="CPU threads; torch decides.", rich_help_panel=_MODEL)] = None
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads; if left out, torch decides.", rich_help_panel=_MODEL)
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +112,10 @@ class SamplingOptions:
     """How tokens are picked, and when a text ends. None: the model's own default."""
 
     temperature: Annotated[
-        float | None, typer.Option(help="0 always takes the likeliest token.", rich_help_panel=_SAMPLING)
+        float | None,
+        typer.Option(
+            help="0 always takes the likeliest token; if left out, the model's own, else 1.", rich_help_panel=_SAMPLING
+        ),
     ] = None
     top_p: Annotated[float | None, typer.Option(help="Keep this share of probability.", rich_help_panel=_SAMPLING)] = (
         None
@@ -115,7 +132,12 @@ class SamplingOptions:
     )
     max_tokens: Annotated[
         int | None,
-        typer.Option(parser=count, metavar="TOKENS", help="End after so many.", rich_help_panel=_SAMPLING),
+        typer.Option(
+            parser=count,
+            metavar="TOKENS",
+            help="End after so many; if left out, where the context does.",
+            rich_help_panel=_SAMPLING,
+        ),
     ] = None
     stop: Annotated[
         list[str] | None, typer.Option(help="End before this text; may be repeated.", rich_help_panel=_SAMPLING)

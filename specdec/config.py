@@ -40,8 +40,8 @@ class EngineConfig:
         least = self.max_model_len + MAX_DRAFTS + 2
         if self.num_slots < least:
             raise ConfigError(
-                f"num_slots must be at least max_model_len + {MAX_DRAFTS + 2} = {least}, got {self.num_slots}: "
-                f"make the KV cache larger or max_model_len smaller"
+                f"num_slots (kv_cache_tokens) must be at least max_model_len + {MAX_DRAFTS + 2} = {least}, "
+                f"got {self.num_slots}: make it larger or max_model_len smaller"
             )
 
     @property

@@ -88,7 +88,7 @@ def _open_folder(folder: Path, name: str) -> Checkpoint:
     files, wrapped = _weight_files(folder), "text_config" in raw
     generation_file = folder / "generation_config.json"
     generation = _read_json(generation_file) if generation_file.exists() else {}
-    ids = raw.get("text_config", {}) | raw | generation
+    ids = (raw["text_config"] if isinstance(raw.get("text_config"), dict) else {}) | raw | generation
     return Checkpoint(
         name=name,
         path=folder,
@@ -107,7 +107,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise ModelError(f"{path}: no such file") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path}: cannot be read: {error}") from None
     if not isinstance(value, dict):
         raise ModelError(f"{path}: must hold an object, got {type(value).__name__}")
@@ -117,7 +117,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _token_ids(value: object, folder: Path) -> tuple[int, ...]:
     """An id, a list of ids or nothing, as config.json and generation_config.json write them."""
     ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(isinstance(token, int) and token >= 0 for token in ids):
+    if not all(type(token) is int and token >= 0 for token in ids):
         raise ModelError(
             f"{folder}: token ids in config.json or generation_config.json must be integers, got {value!r}"
         )

@@ -61,6 +61,12 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "specdec"
 
 
+def cached(name: str) -> Path | None:
+    """The model file of a name in `PACKAGED`, if the cache has the whole of it."""
+    target = cache_folder() / "models" / name / PACKAGED[name].file
+    return target if target.is_file() and target.stat().st_size == PACKAGED[name].size else None
+
+
 def pull(name: str, *, progress: Progress | None = None) -> Path:
     """The path of the model file called `name`; fetched first if it is not in the cache.
 
@@ -70,9 +76,9 @@ def pull(name: str, *, progress: Progress | None = None) -> Path:
     packaged = PACKAGED.get(name)
     if packaged is None:
         raise ModelError(f"{name}: no model of this name; known: {', '.join(PACKAGED)}")
+    if (there := cached(name)) is not None:
+        return there
     target = cache_folder() / "models" / name / packaged.file
-    if target.is_file() and target.stat().st_size == packaged.size:
-        return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".pull-", dir=target.parent) as folder:

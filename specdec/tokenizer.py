@@ -323,7 +323,7 @@ def _named_in_config(path: Path) -> dict[str, str]:
     """The tokens with a role in a `tokenizer_config.json`: all keys `..._token` that hold a spelling."""
     try:
         config = json.loads(_read(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path}: not JSON: {error}") from error
     if not isinstance(config, dict):
         raise ModelError(f"{path}: must hold an object, got {type(config).__name__}")

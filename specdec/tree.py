@@ -98,6 +98,8 @@ class DraftTree:
             return "tokens, parents, scores and sources differ in length"
         if count and self.parents[0] != -1:
             return "node 0 is not a root"
+        if count and not 0.0 <= self.scores[0] <= 1.0:
+            return "the root's score is no probability"
         seen = set()
         for node in range(1, count):
             token, parent = self.tokens[node], self.parents[node]
@@ -107,8 +109,8 @@ class DraftTree:
                 return f"token {token} is not in the vocabulary of {vocab_size}"
             if (parent, token) in seen:
                 return f"two children of node {parent} are token {token}"
-            if not self.scores[node] <= self.scores[parent]:
-                return f"node {node} scores above its parent"
+            if not 0.0 <= self.scores[node] <= self.scores[parent]:
+                return f"node {node} scores below 0 or above its parent"
             seen.add((parent, token))
         return None
 

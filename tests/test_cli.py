@@ -61,7 +61,7 @@ def test_counts_may_be_written_short(text: str | int, value: int) -> None:
     assert count(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "k", "8 k", "-8", "8.5k", "8kk", "²", "eight"])
+@pytest.mark.parametrize("text", ["", "k", "0", "0k", "8 k", "-8", "8.5k", "8kk", "²", "eight"])
 def test_what_is_no_count_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="not a whole number of tokens"):
         count(text)
@@ -159,6 +159,18 @@ def test_generate_keeps_to_each_kind_of_constraint(folder: str, tmp_path: Path) 
     assert re.fullmatch(r"[a-c]{5}\n", invoke(*common, "--regex", "[a-c]{5}"))
     assert invoke(*common, "--choice", "yes", "--choice", "no") in ("yes\n", "no\n")
     assert invoke(*common, "--ebnf", str(grammar_file)) in ("left\n", "right\n")
+
+
+def test_a_text_cut_short_of_its_constraint_is_noted_on_stderr(folder: str) -> None:
+    for command in (("generate", "x"), ("generate", "x", "--n", "2"), ("chat",)):
+        arguments = [command[0], *command[1:2], folder, *command[2:], "--max-tokens", "2"]
+        cut = CliRunner().invoke(app, [*arguments, "--regex", "a{50}"], input="hello\n", catch_exceptions=False)
+        assert cut.exit_code == 0
+        assert set(cut.stderr.splitlines()) == {
+            "specdec: --regex: cut off at --max-tokens or the end of the context, so not complete"
+        }
+        free = CliRunner().invoke(app, arguments, input="hello\n", catch_exceptions=False)
+        assert free.stderr == ""
 
 
 def test_generate_reads_the_prompt_from_standard_input(folder: str) -> None:
@@ -296,7 +308,11 @@ def test_env_says_what_specdec_runs_on(monkeypatch: pytest.MonkeyPatch, tmp_path
         (("generate", "x", "{tiny}", "--max-model-len", "1m"), "max_model_len must be at most"),
         (("generate", "x", "{tiny}", "--drafter", "psychic"), "drafter 'psychic' is not known"),
         (("generate", "x", "{tiny}", "--generation-config", "some"), "--generation-config must be auto or none"),
-        (("generate", "x", "{tiny}", "--regex", "("), "pattern: "),
+        (("generate", "x", "{tiny}", "--regex", "("), "specdec: --regex: "),
+        (("generate", "x", "{tiny}", "--json-schema", "{{]"), "specdec: --json-schema: must be JSON"),
+        (("generate", "x", "{tiny}", "--json-schema", "{list}"), "list.json: must be a JSON object, got list"),
+        (("chat", "{tiny}", "--json-schema", '{{"type": "objekt"}}'), "specdec: --json-schema: "),
+        (("generate", "x", "{tiny}", "--kv-cache-tokens", "2"), "kv_cache_tokens"),
         (("generate", "x", "{tiny}", "--json-schema", "none.json"), "none.json: cannot be read"),
         (("generate", "x", "{tiny}", "--json", "--regex", "a"), "--regex: constrains a text that --json"),
         (("chat", "{bare}"), "messages: the model has no chat template"),
@@ -306,11 +322,18 @@ def test_env_says_what_specdec_runs_on(monkeypatch: pytest.MonkeyPatch, tmp_path
     ],
 )
 def test_what_a_user_did_wrong_is_one_line_and_exit_code_2(
-    arguments: tuple[str, ...], complaint: str, folder: str, bare_folder: str, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...],
+    complaint: str,
+    folder: str,
+    bare_folder: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     from specdec.cli import main
 
-    filled = [argument.format(tiny=folder, bare=bare_folder) for argument in arguments]
+    (tmp_path / "list.json").write_text("[1, 2]")
+    files = {"tiny": folder, "bare": bare_folder, "list": str(tmp_path / "list.json")}
+    filled = [argument.format(**files) for argument in arguments]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["specdec", *filled])
         patch.setattr(sys, "stdin", io.StringIO("hello\n"))
@@ -320,6 +343,10 @@ def test_what_a_user_did_wrong_is_one_line_and_exit_code_2(
     errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("specdec: ")]
     assert len(errors) == 1
     assert complaint in errors[0]
+
+
+def test_the_version_can_be_asked_for() -> None:
+    assert invoke("--version") == f"specdec {specdec.__version__}\n"
 
 
 def test_no_traceback_reaches_a_user() -> None:
@@ -343,6 +370,15 @@ def test_help_is_quick_because_it_imports_nothing_heavy() -> None:
     assert result.stdout.splitlines()[-1] == "heavy:"
 
 
+@pytest.fixture
+def heeded_interrupts() -> Iterator[None]:
+    """Processes started meanwhile get Ctrl-C: what a shell runs in the background inherits that it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeded_interrupts")
 def test_ctrl_c_ends_with_130_and_no_traceback(folder: str) -> None:
     command = [sys.executable, "-m", "specdec", "generate", "x", folder, "--max-tokens", "900", "--seed", "2"]
     command += ["--regex", "[a-z]{900}", "--drafter", "none"]

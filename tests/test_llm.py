@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,15 @@ def test_a_size_of_nothing_is_no_default(folder: Path, option: str) -> None:
         load(folder, **{option: 0})
 
 
+@pytest.mark.parametrize("default", [{"temperature": 5}, {"top_k": 50.5}, {"top_p": "all"}, {"repetition_penalty": 0}])
+def test_a_default_that_no_request_could_have_is_the_model_s_fault(tmp_path: Path, default: dict[str, Any]) -> None:
+    folder = write_model(tmp_path / "odd")
+    (folder / "generation_config.json").write_text(json.dumps(default))
+    with pytest.raises(ModelError, match=rf"generation_config.json: {next(iter(default))}: "):
+        load(folder)
+    assert load(folder, use_generation_config=False).loaded.default_sampling == Sampling()
+
+
 def text_of(parts: list[Emission]) -> str:
     return "".join(part.text for part in parts)
 
@@ -119,9 +129,10 @@ def test_a_stream_closed_halfway_frees_what_it_held(llm: LLM) -> None:
     stream = llm.stream("hello", GREEDY, Stopping(max_tokens=40), n=3)
     next(stream)
     other = llm.stream("other", GREEDY, SHORT)
-    next(other)
+    parts = [next(other)]
     stream.close()  # type: ignore[attr-defined]
-    assert len(list(other)) > 0
+    parts += other
+    assert sum(len(part.tokens) for part in parts) == 3
     assert not llm.loaded.engine.has_work
     assert llm.loaded.engine.scheduler.pool.usage == 0
 

@@ -100,6 +100,34 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "config is not JSON": (lambda f: (f / "config.json").write_text("{"), "config.json: cannot be read"),
     "config is not UTF-8": (lambda f: (f / "config.json").write_bytes(b"{\xff}"), "config.json: cannot be read"),
     "config is a list": (lambda f: (f / "config.json").write_text("[]"), "config.json: must hold an object, got list"),
+    "config nests without end": (
+        lambda f: (f / "config.json").write_text("[" * 100_000),
+        "config.json: cannot be read",
+    ),
+    "family is a list": (
+        lambda f: edit_json(f / "config.json", model_type=["llama"]),
+        "config.json: model_type ['llama'] is not supported",
+    ),
+    "layers without end": (
+        lambda f: edit_json(f / "config.json", num_hidden_layers=10**9),
+        "config.json: num_hidden_layers must be at most 1024, got 1000000000",
+    ),
+    "template is a number": (
+        lambda f: (f / "tokenizer_config.json").write_text('{"chat_template": 5}'),
+        "tokenizer_config.json: chat_template must be a string or a list of named ones, got 5",
+    ),
+    "template is not UTF-8": (
+        lambda f: (f / "chat_template.jinja").write_bytes(b"\xff"),
+        "chat_template.jinja: cannot be read",
+    ),
+    "named template without text": (
+        lambda f: (f / "tokenizer_config.json").write_text('{"chat_template": [{"name": "default", "template": 1}]}'),
+        "tokenizer_config.json: chat_template must be a string",
+    ),
+    "end is true": (
+        lambda f: (f / "generation_config.json").write_text('{"eos_token_id": true}'),
+        "must be integers, got True",
+    ),
     "unknown family": (
         lambda f: edit_json(f / "config.json", model_type="bert"),
         "config.json: model_type 'bert' is not supported; supported: llama, gemma3_text",

@@ -6,6 +6,7 @@ Slots remember the text that was computed into them, so a wrong prefix hit or a 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence as Seq
 
 import pytest
@@ -350,7 +351,7 @@ def test_one_sequence_of_full_length_always_fits_beside_its_drafts(block_size: i
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"num_slots": 103}, "num_slots must be at least max_model_len + 64 = 104, got 103"),
+        ({"num_slots": 103}, "num_slots (kv_cache_tokens) must be at least max_model_len + 64 = 104, got 103"),
         ({"max_model_len": 0}, "max_model_len must be at least 1, got 0"),
         ({"block_size": 0}, "block_size must be at least 1"),
         ({"max_num_seqs": 0}, "max_num_seqs must be at least 1"),
@@ -362,5 +363,5 @@ def test_one_sequence_of_full_length_always_fits_beside_its_drafts(block_size: i
 )
 def test_a_bad_option_is_named(fields: dict[str, int], words: str) -> None:
     EngineConfig(max_model_len=40, num_slots=104)
-    with pytest.raises(ConfigError, match=words.replace("+", r"\+")):
+    with pytest.raises(ConfigError, match=re.escape(words)):
         EngineConfig(**{"max_model_len": 40, "num_slots": 104, **fields})  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from specdec.errors import ModelError
 
 FULL = "full_attention"
 SLIDING = "sliding_attention"
+MAX_LAYERS = 1024  # more are a damaged file; building them would fill the memory before any tensor is looked for
 ROPE_KINDS = ("default", "linear", "llama3", "divisors")
 
 # What the classes of each family assume where config.json is silent (transformers' own defaults).
@@ -102,7 +103,7 @@ class ModelConfig:
         if isinstance(raw.get("text_config"), Mapping):
             raw = {"tie_word_embeddings": raw.get("tie_word_embeddings")} | dict(raw["text_config"])
         model_type = raw.get("model_type")
-        if model_type not in _DEFAULTS:
+        if not isinstance(model_type, str) or model_type not in _DEFAULTS:
             raise ModelError(f"{where}: model_type {model_type!r} is not supported; supported: {', '.join(_DEFAULTS)}")
         keys = _Keys(raw, _DEFAULTS[model_type], where)
         for key, allowed in _NEUTRAL.items():
@@ -115,6 +116,8 @@ class ModelConfig:
 
         hidden_size, num_heads = keys.integer("hidden_size"), keys.integer("num_attention_heads")
         num_layers = keys.integer("num_hidden_layers")
+        if num_layers > MAX_LAYERS:
+            raise keys.wrong("num_hidden_layers", num_layers, f"at most {MAX_LAYERS}")
         num_kv_heads = keys.integer("num_key_value_heads", num_heads)
         if num_heads % num_kv_heads:
             raise keys.wrong("num_key_value_heads", num_kv_heads, f"a divisor of num_attention_heads ({num_heads})")
@@ -200,9 +203,10 @@ def _layer_kinds(keys: _Keys, num_layers: int) -> tuple[str, ...]:
         return (FULL,) * num_layers
     kinds = keys.raw.get("layer_types")
     if kinds is None:
-        pattern = keys.raw.get("_sliding_window_pattern") or keys.integer("sliding_window_pattern")
+        old_name = "_sliding_window_pattern"
+        pattern = keys.integer(old_name if keys.raw.get(old_name) is not None else "sliding_window_pattern")
         return tuple(SLIDING if (layer + 1) % pattern else FULL for layer in range(num_layers))
-    if not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= {FULL, SLIDING}:
+    if not isinstance(kinds, list) or len(kinds) != num_layers or not all(kind in (FULL, SLIDING) for kind in kinds):
         raise keys.wrong("layer_types", kinds, f"{num_layers} times {FULL} or {SLIDING}")
     return tuple(kinds)
 

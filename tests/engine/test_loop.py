@@ -225,6 +225,8 @@ HOSTILE: dict[str, Callable[[Grant], Any]] = {
     "a score that is not a number": lambda grant: tree(grant, [1], [0], [math.nan]),
     "a score that is a word": lambda grant: tree(grant, [1], [0], ["high"]),
     "a score above its parent's": lambda grant: tree(grant, [1, 2], [0, 1], [0.1, 0.2]),
+    "scores below 0": lambda grant: tree(grant, [1, 2], [0, 1], [-math.inf, -math.inf]),
+    "a score below that of a hopeless parent": lambda grant: tree(grant, [1, 2], [0, 1], [0.0, -1.0]),
     "fewer scores": lambda grant: tree(grant, [1, 2], [0, 1], [0.1]),
 }
 
@@ -243,7 +245,7 @@ WELL_FORMED: dict[str, Callable[[Grant], Any]] = {
     "past the context's end": lambda grant: chain(grant.seq.tokens[-1], [grant.seq.tokens[-1]] * MAX_DRAFTS, "deep"),
     "a star": lambda grant: tree(grant, range(VOCAB_SIZE), [0] * VOCAB_SIZE),
     "a star on a stalk": lambda grant: tree(grant, [1, *range(VOCAB_SIZE)], [0, *[1] * VOCAB_SIZE]),
-    "impossible scores": lambda grant: tree(grant, [1, 2], [0, 1], [-math.inf, -math.inf]),
+    "scores of 0": lambda grant: tree(grant, [1, 2, 3], [0, 1, 0], [0.0, 0.0, 5e-324]),
     "end tokens": lambda grant: tree(grant, [0, 0, 0], [0, 1, 2]),
     "more than was granted, at no frontier": lambda grant: tree(grant, [1, 2, 3], [0, 1, 2]),
 }

@@ -1,11 +1,12 @@
-"""The law on a real model. Rows of other batches differ in the last bits of fp32, so a near tie may flip: the texts are
-equal up to the first difference, and the gap of the two best scores there must be tiny (docs/design.md, 3)."""
+"""The law on a real model. Where attention runs in C, texts are equal to the last token. Where it does not, rows of
+other batches differ in the last bits of fp32 and a near tie may flip: the gap of the best two scores must be tiny."""
 
 from __future__ import annotations
 
 import functools
 
 import pytest
+import torch
 
 from specdec.build import Options
 from specdec.drafters.combine import Combined
@@ -14,6 +15,7 @@ from specdec.drafters.ngram import NgramDrafter
 from specdec.drafters.none import NoDrafter
 from specdec.evals.exactness import difference
 from specdec.evals.prompts import DEFAULT_PROMPTS, read_prompts
+from specdec.kernels.tree_attention import serves
 from specdec.llm import LLM
 from specdec.request import Request, Sampling, Stopping
 from tests.drafters_for_tests import OracleDrafter
@@ -24,17 +26,18 @@ MAX_GAP = 1e-3
 
 
 @functools.cache
-def smollm2() -> LLM:
-    return LLM("smollm2-135m", Options(dtype="float32", max_model_len=1024, drafter="none"))
+def smollm2(quantize: str | None) -> LLM:
+    return LLM("smollm2-135m", Options(dtype="float32", quantize=quantize, max_model_len=1024, drafter="none"))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("quantize", [None, "int8"])
 @pytest.mark.parametrize(
     ("num_prompts", "max_tokens"), [(3, 16), pytest.param(20, 64, marks=[pytest.mark.slow, pytest.mark.timeout(1500)])]
 )
-def test_same_tokens_on_smollm2(num_prompts: int, max_tokens: int, temperature: float) -> None:
+def test_same_tokens_on_smollm2(num_prompts: int, max_tokens: int, quantize: str | None, temperature: float) -> None:
     """Drafts from the grammar, from lookup, and from an oracle that errs and branches, several requests at a time."""
-    llm = smollm2()
+    llm = smollm2(quantize)
     engine = llm.loaded.engine
     requests = [
         llm.request(
@@ -64,5 +67,8 @@ def test_same_tokens_on_smollm2(num_prompts: int, max_tokens: int, temperature: 
         for number, seq in enumerate(sequences)
         if (found := difference(engine, seq, drafted[f"r{number}", 0].tokens)) is not None
     ]
-    print(f"temperature {temperature}: {num_prompts - len(differences)} of {num_prompts} equal; {differences}")
-    assert all(found.gap <= MAX_GAP for found in differences)
+    equal = f"{num_prompts - len(differences)} of {num_prompts} equal"
+    print(f"{quantize or 'float32'}, temperature {temperature}: {equal}; {differences}")
+    assert quantize or all(found.gap <= MAX_GAP for found in differences)
+    if serves(64, torch.float32, "cpu"):  # every part of the forward gives a row the same bits in any company
+        assert not differences
