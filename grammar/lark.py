@@ -150,7 +150,7 @@ class _Writer:
             case String():
                 return derives(self._string(shape))
             case Number():
-                return bool(_divisors(shape)) or derives(self._number(shape))
+                return _has_multiple(shape) if _divisors(shape) else derives(self._number(shape))
             case Array():
                 length = self._longest(shape)
                 if length is not None and length < shape.least:
@@ -285,7 +285,7 @@ class _Writer:
                         parts.append(patterns.NOTHING)
                 case Among():
                     values = "|".join(patterns.literal(patterns.escaped(value)) for value in sorted(test.values))
-                    (parts if expected else negative).append(f"/({values})/" if values else patterns.NOTHING)
+                    (parts if expected else negative).append(f"/({values})/" if test.values else patterns.NOTHING)
                 case Pattern():
                     (parts if expected else negative).append(patterns.content_expression(test.pattern))
                 case Fits():
@@ -734,6 +734,18 @@ def _is_rule(shape: Shape) -> bool:
 
 def _divisors(shape: Number) -> list[Decimal]:
     return [test.divisor for test, expected in shape.tests if expected and isinstance(test, MultipleOf)]
+
+
+def _has_multiple(shape: Number) -> bool:
+    """Whether there is a multiple between the bounds."""
+    divisor = functools.reduce(_common_multiple, _divisors(shape))
+    if (Integral(), True) in shape.tests:
+        divisor = _common_multiple(divisor, Decimal(1))
+    low, high = bounds(shape.tests)
+    if low is None or high is None:
+        return True
+    first, last = numbers.integers_between(low[0] / divisor, low[1], high[0] / divisor, high[1])
+    return first <= last
 
 
 def _is_plain(test: Any, expected: bool) -> bool:
