@@ -25,6 +25,7 @@ from specdec.errors import ConfigError
 from specdec.evals.profile import Profile
 from specdec.grammar.spec import JsonSchema
 from specdec.llm import LLM
+from specdec.policy import Policy
 from specdec.request import Request, Sampling, Stopping
 from specdec.sequence import Emission, Grant, Sequence, Span
 from specdec.tokenizer import Tokenizer
@@ -94,13 +95,14 @@ def bench_decode(
     `rounds` sequences of `samples` steps a row count: greedy (`rows_ms`), at temperature 0.8 and top-p 0.95
     (`rows_ms_sampled`), and inside a JSON string under a schema (`rows_ms_schema`); tokens/s of a prompt of 512.
 
-    The engine's drafter is replaced by `WrongChain`, and its `max_drafts` must allow the largest tree. Raises
+    The engine's drafter is replaced by `WrongChain`, its policy by one that takes every guess, and its `max_drafts` must allow the largest tree. Raises
     `ConfigError` for what the engine cannot hold.
     """
     engine = llm.loaded.engine
     _check(engine, rows, context, samples)
     token = unlikely_token(llm.loaded.tokenizer, engine.runner.vocab_size)
     engine.drafter = drafter = WrongChain(token)
+    engine.policy = Policy(engine.config.max_rows)  # without costs: every row that is asked for is computed
     bias = MappingProxyType({token: -100.0})
     prompt = _prompt(llm, context - (WARM_STEPS + samples * len(rows)) // 2)
     greedy = Sampling(temperature=0.0, logit_bias=bias)
