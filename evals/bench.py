@@ -95,8 +95,8 @@ def bench_decode(
     `rounds` sequences of `samples` steps a row count: greedy (`rows_ms`), at temperature 0.8 and top-p 0.95
     (`rows_ms_sampled`), and inside a JSON string under a schema (`rows_ms_schema`); tokens/s of a prompt of 512.
 
-    The engine's drafter is replaced by `WrongChain`, its policy by one that takes every guess, and its `max_drafts` must allow the largest tree. Raises
-    `ConfigError` for what the engine cannot hold.
+    The engine's drafter is replaced by `WrongChain` and its policy by one that takes every guess; its `max_drafts` must
+    allow the largest tree. Raises `ConfigError` for what the engine cannot hold.
     """
     engine = llm.loaded.engine
     _check(engine, rows, context, samples)
