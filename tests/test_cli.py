@@ -310,7 +310,10 @@ def test_env_says_what_specdec_runs_on(monkeypatch: pytest.MonkeyPatch, tmp_path
         (("generate", "x", "{tiny}", "--generation-config", "some"), "--generation-config must be auto or none"),
         (("generate", "x", "{tiny}", "--regex", "("), "specdec: --regex: "),
         (("generate", "x", "{tiny}", "--json-schema", "{{]"), "specdec: --json-schema: must be JSON"),
-        (("generate", "x", "{tiny}", "--json-schema", "{list}"), "list.json: must be a JSON object or a boolean, got list"),
+        (
+            ("generate", "x", "{tiny}", "--json-schema", "{list}"),
+            "list.json: must be a JSON object or a boolean, got list",
+        ),
         (("chat", "{tiny}", "--json-schema", '{{"type": "objekt"}}'), "specdec: --json-schema: "),
         (("generate", "x", "{tiny}", "--kv-cache-tokens", "2"), "kv_cache_tokens"),
         (("generate", "x", "{tiny}", "--json-schema", "none.json"), "none.json: cannot be read"),

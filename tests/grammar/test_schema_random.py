@@ -17,8 +17,8 @@ from specdec.errors import InvalidRequest
 from specdec.grammar.schema import prepare
 from tests.grammar.schema_texts import accepts, compact, compiled
 
-SHARED = Path(os.environ.get("SPECDEC_SHARED", Path(__file__).parents[3] / "shared")) / "data"
-SUITE = SHARED / "JSON-Schema-Test-Suite"
+DATA = Path(os.environ.get("SPECDEC_SHARED", Path(__file__).parents[3] / "shared" / "data"))
+SUITE = DATA / "JSON-Schema-Test-Suite"
 
 
 def pair(random_: random.Random, depth: int) -> tuple[Any, Any]:
@@ -186,7 +186,9 @@ def test_whatever_a_grammar_allows_its_schema_allows() -> None:
 @pytest.mark.parametrize(("draft", "least"), [("draft2020-12", 0.93), ("draft7", 0.91)])
 def test_the_official_suite_finds_no_invalid_instance_that_is_accepted(draft: str, least: float) -> None:
     if not SUITE.is_dir():
-        pytest.skip(f"the JSON Schema test suite is not at {SUITE}; set SPECDEC_SHARED to the folder that holds data/")
+        pytest.skip(
+            f"the JSON Schema test suite is not at {SUITE}; SPECDEC_SHARED names the folder with the evaluation data"
+        )
     uri = {
         "draft2020-12": "https://json-schema.org/draft/2020-12/schema",
         "draft7": "http://json-schema.org/draft-07/schema#",
