@@ -27,7 +27,11 @@ MAX_GAP = 1e-3
 
 @functools.cache
 def smollm2(quantize: str | None) -> LLM:
-    return LLM("smollm2-135m", Options(dtype="float32", quantize=quantize, max_model_len=1024, drafter="none"))
+    # Room for all prompts at once, and every guess verified: else few drafts would be tried.
+    options = Options(
+        dtype="float32", quantize=quantize, max_model_len=1024, kv_cache_tokens=16_384, drafter="none", policy="fixed"
+    )
+    return LLM("smollm2-135m", options)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
