@@ -78,17 +78,19 @@ class Pair:
 def watch_pair(engine: Engine, request: Request, *, repeats: int = 1, clock: Clock = time.perf_counter) -> Pair:
     """Run a request root-only and with drafts, in turns, `repeats` times each.
 
-    A first run of one token, not counted, reads the prompt, so that all others find the same prefix cached. The request
-    must have a seed where its temperature is above zero.
+    Before each, a run of one token, not counted, reads the prompt, so that all find the same prefix cached. Each has a
+    cache salt of its own: a drafter that remembers finished texts must not find the answer of an earlier run. The
+    request must have a seed where its temperature is above zero.
     """
     assert request.sampling.seed is not None or request.sampling.temperature == 0.0
     plain = replace(request, sampling=replace(request.sampling, speculative=False))
     drafted = replace(request, sampling=replace(request.sampling, speculative=True))
-    watch(engine, replace(plain, stopping=Stopping(max_tokens=1)))
     runs: dict[bool, list[Run]] = {False: [], True: []}
     for repeat in range(repeats):
         for with_drafts in (False, True) if repeat % 2 == 0 else (True, False):
-            runs[with_drafts].append(watch(engine, drafted if with_drafts else plain, clock))
+            asked = replace(drafted if with_drafts else plain, cache_salt=f"watch-{next(_ids)}")
+            watch(engine, replace(asked, stopping=Stopping(max_tokens=1)))
+            runs[with_drafts].append(watch(engine, asked, clock))
     return Pair(
         runs[False][0],
         runs[True][0],

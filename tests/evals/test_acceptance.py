@@ -28,7 +28,7 @@ from tests.server.conftest import write_model
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
-    options = Options(device="cpu", dtype="float32", max_model_len=256, kv_cache_tokens=512)
+    options = Options(device="cpu", dtype="float32", max_model_len=256, kv_cache_tokens=512, policy="fixed")
     return LLM(str(write_model(tmp_path_factory.mktemp("models") / "tiny")), options)
 
 

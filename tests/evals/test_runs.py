@@ -61,6 +61,14 @@ def test_both_runs_of_a_pair_find_the_same_prefix_cached() -> None:
     assert pair.plain.seq.num_cached == pair.drafted.seq.num_cached > 0
 
 
+def test_no_run_of_a_pair_may_know_the_answer_of_another() -> None:
+    """What a drafter remembers of finished texts goes by salt."""
+    engine = with_oracle()
+    first, second = watch_pair(engine, request()), watch_pair(engine, request())
+    salts = [run.seq.request.cache_salt for pair in (first, second) for run in (pair.plain, pair.drafted)]
+    assert len(set(salts)) == 4
+
+
 def test_a_pair_at_a_temperature_needs_a_seed() -> None:
     with pytest.raises(AssertionError):
         watch_pair(with_oracle(), Request(PROMPT, Sampling(temperature=1.0)))
