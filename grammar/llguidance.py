@@ -90,23 +90,27 @@ class LlguidanceGrammar:
 class LlguidanceMatcher:
     """A `Matcher` over LLMatcher, whose error state looks like the end of the text unless it is asked for."""
 
-    __slots__ = ("_address", "_bits", "_matcher")
+    __slots__ = ("_matcher", "_num_words")
 
     def __init__(self, matcher: LLMatcher, num_words: int) -> None:
         """`num_words` are those that llguidance writes: its own vocabulary's, not the logits'."""
         self._matcher = matcher
-        self._bits = np.empty(num_words, np.int32)
-        self._address = self._bits.ctypes.data  # asking for it costs as much as copying a row
+        self._num_words = num_words
 
-    def fill(self, words_W: NDArray[np.int32]) -> bool:
+    def fill(self, words_W: NDArray[np.int32], address: int) -> bool:
         """See `Matcher.fill`."""
-        self._matcher.unsafe_compute_mask_ptr(self._address, self._bits.nbytes)
+        if self._num_words > len(words_W):
+            wide_W = np.empty(self._num_words, np.int32)
+            may_end = self.fill(wide_W, wide_W.ctypes.data)
+            words_W[:] = wide_W[: len(words_W)]
+            return may_end
+        self._matcher.unsafe_compute_mask_ptr(address, self._num_words * 4)
         if self._matcher.is_error():
-            if self._matcher.get_error().startswith("NoExtension"):  # a dead end: an error there, an empty row here
-                return False
-            self._check()
-        count = min(len(self._bits), len(words_W))
-        words_W[:count] = self._bits[:count]
+            words_W[:] = 0
+            # A dead end is an error there, and an empty row here.
+            if not self._matcher.get_error().startswith("NoExtension"):
+                self._check()
+            return False
         return self._matcher.is_accepting()
 
     def consume(self, tokens: Seq[int]) -> None:

@@ -7,7 +7,7 @@ The walk is depth first and lazy: the matcher moves only when a row is wanted th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -22,6 +22,7 @@ from specdec.tree import DraftTree
 logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
+ROWS_AT_ONCE = 16
 
 
 class MatcherFailed(Exception):
@@ -31,8 +32,9 @@ class MatcherFailed(Exception):
 class Matcher(Protocol):
     """A place in a text, as a backend keeps it. Every method raises `MatcherFailed` when the backend fails."""
 
-    def fill(self, words_W: NDArray[np.int32]) -> bool:
-        """Write the bits of the tokens that may follow as text; whether the text may end here."""
+    def fill(self, words_W: NDArray[np.int32], address: int) -> bool:
+        """Write the bits of the tokens that may follow as text into a row of zeros that lies at `address`; whether the
+        text may end here."""
         ...
 
     def consume(self, tokens: Seq[int]) -> None:
@@ -68,18 +70,41 @@ class Vocabulary:
         text_words_W, end_words_W = np.packbits(allowed, axis=1, bitorder="little").view(np.int32)
         return cls(size, ends, text_words_W, end_words_W)
 
+    def allows(self, row_W: NDArray[np.int32], token: int) -> bool:
+        """Whether `row_W` has the bit of `token`; a token may be any integer."""
+        return 0 <= token < self.size and bool(row_W.item(token >> 5) >> (token & 31) & 1)
+
     def is_text(self, token: int) -> bool:
         """Whether a grammar may ever allow `token` as text."""
         return 0 <= token < self.size and has(self.text_words_W, token)
 
-    def row(self, matcher: Matcher) -> NDArray[np.int32]:
+    def row(self, matcher: Matcher, blank: BlankRows | None = None) -> NDArray[np.int32]:
         """`[W]`: what the matcher allows as text, and every end token where the text may end."""
-        words_W = np.zeros(len(self.text_words_W), np.int32)
-        may_end = matcher.fill(words_W)
+        words_W, address = (blank or BlankRows(len(self.text_words_W))).next()
+        may_end = matcher.fill(words_W, address)
         words_W &= self.text_words_W
         if may_end:
             words_W |= self.end_words_W
         return words_W
+
+
+class BlankRows:
+    """Rows of zeros, a few made at once: asking NumPy for an address takes as long as filling a row."""
+
+    __slots__ = ("_address", "_left", "_num_words", "_rows_NW")
+
+    def __init__(self, num_words: int) -> None:
+        self._num_words = num_words
+        self._left = 0
+
+    def next(self) -> tuple[NDArray[np.int32], int]:
+        """A row that nobody else has, and where it lies."""
+        if not self._left:
+            self._rows_NW = np.zeros((ROWS_AT_ONCE, self._num_words), np.int32)
+            self._address = self._rows_NW.ctypes.data
+            self._left = ROWS_AT_ONCE
+        self._left -= 1
+        return self._rows_NW[self._left], self._address + self._left * self._num_words * 4
 
 
 class TreeConstraint:
@@ -89,7 +114,7 @@ class TreeConstraint:
     So whether a row can be had at all depends on the tokens before it, not on the drafts that were looked at.
     """
 
-    __slots__ = ("_committed", "_failure", "_forced", "_matcher", "_path", "_restart", "_rows", "_vocabulary")
+    __slots__ = ("_blank", "_committed", "_failure", "_forced", "_matcher", "_path", "_restart", "_rows", "_vocabulary")
 
     def __init__(self, start: Callable[[], Matcher], restart: Callable[[], Matcher], vocabulary: Vocabulary) -> None:
         self._restart = restart
@@ -97,6 +122,7 @@ class TreeConstraint:
         self._committed: list[int] = []
         self._matcher: Matcher | None = start()
         self._path: tuple[int, ...] = ()  # where the matcher stands, counted from the committed tokens
+        self._blank = BlankRows(len(vocabulary.text_words_W))
         self._rows: dict[tuple[int, ...], NDArray[np.int32] | None] = {}  # None where the backend fails
         self._forced: tuple[int, ...] | None = None
         self._failure: ConstraintError | None = None  # on the committed tokens: final
@@ -107,37 +133,39 @@ class TreeConstraint:
             return tree
         children = tree.children()
         paths: dict[int, tuple[int, ...]] = {0: ()}
-        for node in _depth_first(children):
-            parent = tree.parents[node]
-            if node == 0 or parent not in paths:
+        pending = [0]
+        while pending:
+            node = pending.pop()
+            path = paths[node]
+            row_W = self._row(path)  # of leaves too: `mask` wants it soon, and the matcher would have to come back
+            if row_W is None:
+                if children[node]:
+                    del paths[node]
                 continue
-            token = tree.tokens[node]
-            if parent > 0 and tree.tokens[parent] in self._vocabulary.end_ids:
-                continue
-            if not self._allows(paths[parent], token):
-                continue
-            path = (*paths[parent], token)
-            if children[node] and token not in self._vocabulary.end_ids and self._row(path) is None:
-                continue
-            paths[node] = path
+            for child in reversed(children[node]):
+                token = tree.tokens[child]
+                if self._vocabulary.allows(row_W, token):
+                    paths[child] = (*path, token)
+                    if token not in self._vocabulary.end_ids:
+                        pending.append(child)
         return tree.keep(paths)
 
     def mask(self, tree: DraftTree, first_row: int, mask: TokenMask) -> None:
         """See `Constraint.mask`. Rows of end tokens, and of nodes that `prune` would cut, stay empty."""
         assert mask.vocab_size == self._vocabulary.size, (mask.vocab_size, self._vocabulary.size)
-        paths: dict[int, tuple[int, ...]] = {}
-        for node in _depth_first(tree.children()):
-            words_W = mask.claim(first_row + node)
-            if node == 0:
-                paths[node] = ()
-            else:
-                parent, token = tree.parents[node], tree.tokens[node]
-                if parent not in paths or token in self._vocabulary.end_ids or not self._allows(paths[parent], token):
-                    continue
-                paths[node] = (*paths[parent], token)
-            row_W = self._row(paths[node])
-            if row_W is not None:
-                words_W[:] = row_W
+        children = tree.children()
+        rows_NW = mask.claim_rows(first_row, len(tree))
+        pending: list[tuple[int, tuple[int, ...]]] = [(0, ())] if children else []
+        while pending:
+            node, path = pending.pop()
+            row_W = self._row(path)
+            if row_W is None:
+                continue
+            rows_NW[node] = row_W
+            for child in reversed(children[node]):
+                token = tree.tokens[child]
+                if self._vocabulary.allows(row_W, token) and token not in self._vocabulary.end_ids:
+                    pending.append((child, (*path, token)))
 
     def forced(self) -> tuple[int, ...]:
         """See `Constraint.forced`. Stops before a token that is no text."""
@@ -161,21 +189,20 @@ class TreeConstraint:
     def finish(self) -> None:
         """See `Constraint.finish`: the row before the end token allowed the end."""
 
-    def _allows(self, path: tuple[int, ...], token: int) -> bool:
-        row_W = self._row(path)
-        return row_W is not None and 0 <= token < self._vocabulary.size and has(row_W, token)
-
     def _row(self, path: tuple[int, ...]) -> NDArray[np.int32] | None:
         """What may follow `path`; None where the backend fails on a draft. Kept until the next `advance`."""
         if path not in self._rows:
             try:
-                self._rows[path] = self._ask(path, self._vocabulary.row)
+                self._rows[path] = self._ask(path, self._fill)
             except ConstraintError as error:
                 if not path:
                     raise
                 logger.debug("a draft branch is cut: %s", error)
                 self._rows[path] = None
         return self._rows[path]
+
+    def _fill(self, matcher: Matcher) -> NDArray[np.int32]:
+        return self._vocabulary.row(matcher, self._blank)
 
     def _ask(self, path: tuple[int, ...], question: Callable[[Matcher], Answer]) -> Answer:
         """The answer of a matcher that stands after `path`. A matcher that fails is rebuilt from the committed tokens
@@ -202,11 +229,12 @@ class TreeConstraint:
             if self._committed:
                 matcher.consume(self._committed)
             self._matcher, self._path = matcher, ()
-        shared = len(self._path)
-        while path[:shared] != self._path[:shared]:
+        here = self._path
+        shared = len(here)
+        while path[:shared] != here[:shared]:
             shared -= 1
-        if shared < len(self._path):
-            self._matcher.rollback(len(self._path) - shared)
+        if shared < len(here):
+            self._matcher.rollback(len(here) - shared)
         if shared < len(path):
             self._matcher.consume(path[shared:])
         self._path = path
@@ -216,12 +244,3 @@ class TreeConstraint:
 def has(words_W: NDArray[np.int32], token: int) -> bool:
     """Whether the bit of `token` is set in one row of words."""
     return bool(words_W.item(token >> 5) >> (token & 31) & 1)
-
-
-def _depth_first(children: Seq[Seq[int]]) -> Iterator[int]:
-    """The nodes of a tree, each parent before its children, one branch after the other."""
-    pending = [0] if children else []
-    while pending:
-        node = pending.pop()
-        yield node
-        pending.extend(reversed(children[node]))

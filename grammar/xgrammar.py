@@ -78,7 +78,7 @@ class XgrammarMatcher:
         self._matcher = matcher
         self._end_id = end_id
 
-    def fill(self, words_W: NDArray[np.int32]) -> bool:
+    def fill(self, words_W: NDArray[np.int32], address: int) -> bool:
         """See `Matcher.fill`."""
         rows = words_W.reshape(1, -1)
         try:

@@ -40,6 +40,15 @@ class TokenMask:
         self._claimed.add(row)
         return words
 
+    def claim_rows(self, first: int, count: int) -> NDArray[np.int32]:
+        """The words `[count, num_words]` of some rows, as `claim` gives those of one."""
+        if not 0 <= first <= first + count <= self.num_rows:
+            raise IndexError(f"mask rows {first}..{first + count - 1} are outside 0..{self.num_rows - 1}")
+        words_NW: NDArray[np.int32] = self.words_LW[first : first + count]
+        words_NW[:] = 0
+        self._claimed.update(range(first, first + count))
+        return words_NW
+
     def words(self, row: int) -> NDArray[np.int32] | None:
         """The words of `row`, or None where nobody claimed it (everything is allowed)."""
         return self.words_LW[row] if row in self._claimed else None

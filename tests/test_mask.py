@@ -74,3 +74,13 @@ def test_bits_past_the_vocabulary_are_not_seen() -> None:
 def test_a_row_outside_the_mask_is_refused(row: int) -> None:
     with pytest.raises(IndexError, match=rf"mask row {row} is outside 0\.\.1"):
         TokenMask(2, 8).claim(row)
+
+
+def test_claimed_rows_are_blank_and_neighbours_stay_unclaimed() -> None:
+    mask = TokenMask(5, 70)
+    mask.claim(2)[:] = -1
+    mask.claim_rows(1, 3)[0] = 1
+    assert [mask.words(row) is None for row in range(5)] == [True, False, False, False, True]
+    assert [int(mask.words_LW[row].sum()) for row in (1, 2, 3)] == [3, 0, 0]
+    with pytest.raises(IndexError):
+        mask.claim_rows(3, 3)

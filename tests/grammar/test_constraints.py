@@ -446,7 +446,7 @@ def test_a_failure_on_committed_tokens_is_final_and_costs_one_rebuild() -> None:
     rebuilt = []
 
     class Broken:
-        def fill(self, words_W: NDArray[np.int32]) -> bool:
+        def fill(self, words_W: NDArray[np.int32], address: int) -> bool:
             raise MatcherFailed("too many items")
 
         def forced(self) -> list[int]:
