@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from specdec.errors import ConstraintError
 from specdec.mask import TokenMask
 from specdec.protocols import Constraint, Grammar
@@ -59,9 +62,13 @@ class Validated:
         """See `Constraint.mask`."""
         self._inner.mask(tree, first_row, mask)
 
-    def forced(self) -> tuple[int, ...]:
+    def row(self, path: tuple[int, ...]) -> NDArray[np.int32] | None:
+        """See `Constraint.row`."""
+        return self._inner.row(path)
+
+    def forced(self, path: tuple[int, ...] = ()) -> tuple[int, ...]:
         """See `Constraint.forced`."""
-        return self._inner.forced()
+        return self._inner.forced(path)
 
     def advance(self, tokens: Seq[int]) -> None:
         """See `Constraint.advance`."""

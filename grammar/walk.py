@@ -124,7 +124,7 @@ class TreeConstraint:
         self._path: tuple[int, ...] = ()  # where the matcher stands, counted from the committed tokens
         self._blank = BlankRows(len(vocabulary.text_words_W))
         self._rows: dict[tuple[int, ...], NDArray[np.int32] | None] = {}  # None where the backend fails
-        self._forced: tuple[int, ...] | None = None
+        self._forced: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._failure: ConstraintError | None = None  # on the committed tokens: final
 
     def prune(self, tree: DraftTree) -> DraftTree:
@@ -167,13 +167,26 @@ class TreeConstraint:
                 if self._vocabulary.allows(row_W, token) and token not in self._vocabulary.end_ids:
                     pending.append((child, (*path, token)))
 
-    def forced(self) -> tuple[int, ...]:
-        """See `Constraint.forced`. Stops before a token that is no text."""
-        if self._forced is None:
-            forced = self._ask((), lambda matcher: list(matcher.forced()))
+    def row(self, path: tuple[int, ...]) -> NDArray[np.int32]:
+        """See `Constraint.row`."""
+        row_W = self._row(path) if self._allowed(path) else None
+        return self._blank.next()[0] if row_W is None else row_W
+
+    def forced(self, path: tuple[int, ...] = ()) -> tuple[int, ...]:
+        """See `Constraint.forced`. Stops before a token that is no text; nothing is forced where the backend fails on a
+        draft."""
+        if path not in self._forced and path and not self._allowed(path):
+            self._forced[path] = ()
+        if path not in self._forced:
+            try:
+                forced = self._ask(path, lambda matcher: list(matcher.forced()))
+            except ConstraintError:
+                if not path:
+                    raise
+                forced = []
             count = next((i for i, token in enumerate(forced) if not self._vocabulary.is_text(token)), len(forced))
-            self._forced = tuple(forced[:count])
-        return self._forced
+            self._forced[path] = tuple(forced[:count])
+        return self._forced[path]
 
     def advance(self, tokens: Seq[int]) -> None:
         """See `Constraint.advance`."""
@@ -184,7 +197,7 @@ class TreeConstraint:
         self._committed.extend(path)
         self._path = ()
         self._rows.clear()
-        self._forced = None
+        self._forced.clear()
 
     def finish(self) -> None:
         """See `Constraint.finish`: the row before the end token allowed the end."""
@@ -200,6 +213,14 @@ class TreeConstraint:
                 logger.debug("a draft branch is cut: %s", error)
                 self._rows[path] = None
         return self._rows[path]
+
+    def _allowed(self, path: tuple[int, ...]) -> bool:
+        """Whether every token of `path` has its bit in the row before it, and none is an end token."""
+        for index, token in enumerate(path):
+            row_W = self._row(path[:index])
+            if row_W is None or token in self._vocabulary.end_ids or not self._vocabulary.allows(row_W, token):
+                return False
+        return True
 
     def _fill(self, matcher: Matcher) -> NDArray[np.int32]:
         return self._vocabulary.row(matcher, self._blank)

@@ -22,7 +22,10 @@ class FreeText:
     def mask(self, tree: DraftTree, first_row: int, mask: TokenMask) -> None:
         """Claims nothing."""
 
-    def forced(self) -> tuple[int, ...]:
+    def row(self, path: tuple[int, ...]) -> None:
+        """Everything may follow."""
+
+    def forced(self, path: tuple[int, ...] = ()) -> tuple[int, ...]:
         """Nothing is forced."""
         return ()
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from specdec.batch import Batch
@@ -35,8 +37,13 @@ class Constraint(Protocol):
         already advanced. Free text claims nothing. A row with no bit set is a dead end, fatal only if visited."""
         ...
 
-    def forced(self) -> tuple[int, ...]:
-        """Tokens that the grammar leaves no choice about from here on, as the real tokenizer writes them; the last is
+    def row(self, path: tuple[int, ...]) -> NDArray[np.int32] | None:
+        """What may follow if `path` came next: words as in a mask row, no bit set where `path` is forbidden. None for
+        free text. For drafters and policies that want to know what is possible; do not change it."""
+        ...
+
+    def forced(self, path: tuple[int, ...] = ()) -> tuple[int, ...]:
+        """Tokens that the grammar leaves no choice about behind `path`, as the real tokenizer writes them; the last is
         held back where it may merge with what follows. A guess for drafters, never a commitment."""
         ...
 

@@ -114,7 +114,16 @@ class AutomatonState:
             words = mask.claim(first_row + node)
             allow(words, [*self.grammar.edges.get(state, ()), *self.grammar.ends.get(state, ())])
 
-    def forced(self) -> tuple[int, ...]:
+    def row(self, path: tuple[int, ...]) -> NDArray[np.int32]:
+        words = np.zeros((1 << 16) // 32, np.int32)
+        state: int | None = self.state
+        for token in path:
+            state = None if state is None else self.grammar.edges.get(state, {}).get(token)
+        if state is not None:
+            allow(words, [*self.grammar.edges.get(state, ()), *self.grammar.ends.get(state, ())])
+        return words
+
+    def forced(self, path: tuple[int, ...] = ()) -> tuple[int, ...]:
         return ()
 
     def advance(self, tokens: Seq[int]) -> None:

@@ -20,12 +20,13 @@ def new_sequence(
     constraint: Constraint | None = None,
     sampling: Sampling | None = None,
     request_id: str = "test",
+    salt: str = "",
 ) -> Sequence:
     """A sequence whose first `num_prompt` tokens are its prompt. Drafters look at neither its text nor its limits."""
     return Sequence(
         request_id=request_id,
         index=0,
-        request=Request(tuple(tokens[:num_prompt]), sampling=sampling or Sampling()),
+        request=Request(tuple(tokens[:num_prompt]), sampling=sampling or Sampling(), cache_salt=salt),
         seed=0,
         tokens=list(tokens),
         constraint=cast("Constraint", constraint),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from specdec.config import EngineConfig
 from specdec.drafters.none import NoDrafter
@@ -40,7 +41,12 @@ class Alternating:
         assert len(tree) == 1
         allow(mask.claim(first_row), list(range(self.place % 2, VOCAB, 2)))
 
-    def forced(self) -> tuple[int, ...]:
+    def row(self, path: tuple[int, ...]) -> NDArray[np.int32]:
+        words = np.zeros((VOCAB + 31) // 32, np.int32)
+        allow(words, list(range((self.place + len(path)) % 2, VOCAB, 2)))
+        return words
+
+    def forced(self, path: tuple[int, ...] = ()) -> tuple[int, ...]:
         return ()
 
     def advance(self, tokens: Seq[int]) -> None:

@@ -7,6 +7,7 @@ import functools
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from specdec.grammar.compile import Compiler
+from specdec.tokenizer import Tokenizer as ProductTokenizer
 
 PAD, END, END_OF_TURN = 0, 1, 2
 END_IDS = (END, END_OF_TURN)
@@ -63,3 +64,13 @@ def decode(tokens: list[int]) -> str:
     """The text of tokens."""
     text: str = small_tokenizer().decode(tokens, skip_special_tokens=False)
     return text
+
+
+def spell(token: int) -> bytes:
+    """The bytes of one token; none for those that are no text."""
+    return b"" if token in SPECIAL_IDS or token >= TOKENIZER_SIZE else _token_bytes()[token]
+
+
+@functools.cache
+def _token_bytes() -> tuple[bytes, ...]:
+    return tuple(ProductTokenizer(small_tokenizer().to_str()).token_bytes_table())
