@@ -21,6 +21,7 @@ DECAY = 0.995
 class ForcedDrafter:
     """A chain of the tokens that `Constraint.forced` names; only the root where there are none."""
 
+    names: tuple[str, ...] = ("forced",)
     taps: tuple[int, ...] = ()
 
     def draft(self, grants: Seq[Grant]) -> list[DraftTree]:

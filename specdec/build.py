@@ -25,7 +25,7 @@ from specdec.policy import Policy
 from specdec.protocols import Drafter, Model
 from specdec.pull import cache_folder
 from specdec.quant import has_bf16, has_onednn, pack_bf16, pack_fp32, quantize_int8
-from specdec.request import Sampling, Stopping
+from specdec.request import PREDICTION, Sampling, Stopping
 from specdec.runner import TorchRunner
 from specdec.text import Detokenizer
 from specdec.tokenizer import Tokenizer
@@ -42,6 +42,7 @@ DRAFTERS: Mapping[str, tuple[str, str]] = {
     "forced": ("specdec.drafters.forced", "ForcedDrafter"),
     "ngram": ("specdec.drafters.ngram", "NgramDrafter"),
     "suffix": ("specdec.drafters.suffix", "SuffixDrafter"),
+    "prediction": ("specdec.drafters.prediction", "PredictionDrafter"),
 }
 
 
@@ -151,17 +152,21 @@ def build(
 
 
 def make_drafter(names: str) -> Drafter:
-    """The drafter of a comma-separated list of names; several are merged into one tree.
+    """The drafters of a comma-separated list of names, merged into one tree. Where there is any, the one that reads
+    requests' predictions comes first, named or not: it costs nothing without them. "none" or nothing is no drafter.
 
-    Raises `ConfigError` for a name that is not known.
+    Raises `ConfigError` for a name that is not known, or "none" beside others.
     """
-    chosen = [name.strip() for name in names.split(",") if name.strip() not in ("", "none")]
-    unknown = [name for name in chosen if name not in DRAFTERS]
-    if unknown:
-        raise ConfigError(f"drafter {unknown[0]!r} is not known; there are {', '.join(DRAFTERS)}")
-    drafters: list[Drafter] = [_find(*DRAFTERS[name])() for name in chosen or ["none"]]
-    if len(drafters) == 1:
-        return drafters[0]
+    chosen = dict.fromkeys(name.strip() for name in names.split(",") if name.strip())
+    for name in chosen:
+        if name not in DRAFTERS:
+            raise ConfigError(f"drafter {name!r} is not known; there are {', '.join(DRAFTERS)}")
+    if "none" in chosen and len(chosen) > 1:
+        raise ConfigError(f"drafter none stands alone, got {names!r}")
+    if not chosen or "none" in chosen:
+        none: Drafter = _find(*DRAFTERS["none"])()
+        return none
+    drafters: list[Drafter] = [_find(*DRAFTERS[name])() for name in dict.fromkeys([PREDICTION, *chosen])]
     combined: Drafter = _find("specdec.drafters.combine", "Combined")(drafters)
     return combined
 
