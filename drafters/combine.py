@@ -1,11 +1,11 @@
-"""Several drafters as one: the union of their trees. Knows none of them."""
+"""Several drafters as one: the union of their trees. Knows none of them but by name."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
-from specdec.tree import DraftTree, merge
+from specdec.tree import EMPTY, DraftTree, merge
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,10 +16,18 @@ if TYPE_CHECKING:
 
 
 class Combined:
-    """Merges what `drafters` propose. A guess that several make keeps its best score and the first one's name."""
+    """Merges what `drafters` propose. A guess that several make keeps its best score and the first one's name.
+
+    A request that names drafters (`Speculative.method`) hears of no other.
+    """
 
     def __init__(self, drafters: Seq[Drafter]) -> None:
         self.drafters = tuple(drafters)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """See `Drafter.names`: all of theirs."""
+        return tuple(name for drafter in self.drafters for name in drafter.names)
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -28,7 +36,7 @@ class Combined:
 
     def draft(self, grants: Seq[Grant]) -> list[DraftTree]:
         """See `Drafter.draft`. The best nodes by score are kept where the union is larger than the grant."""
-        proposals = zip(*(drafter.draft(grants) for drafter in self.drafters), strict=True)
+        proposals = zip(*(_asked(drafter, grants) for drafter in self.drafters), strict=True)
         return [merge(trees).within(grant.drafts, grant.depth) for grant, trees in zip(grants, proposals, strict=True)]
 
     def observe(self, spans: Seq[Span], batch: Batch, taps: Seq[Tensor], paths: Seq[Seq[int]]) -> None:
@@ -41,3 +49,19 @@ class Combined:
         """See `Drafter.forget`."""
         for drafter in self.drafters:
             drafter.forget(seq)
+
+
+def _asked(drafter: Drafter, grants: Seq[Grant]) -> list[DraftTree]:
+    """One tree a grant: empty where the request names others."""
+    trees = [EMPTY] * len(grants)
+    wanted = [index for index, grant in enumerate(grants) if _wants(grant, drafter)]
+    if wanted:
+        drafted = drafter.draft([grants[index] for index in wanted])
+        for index, tree in zip(wanted, drafted, strict=True):
+            trees[index] = tree
+    return trees
+
+
+def _wants(grant: Grant, drafter: Drafter) -> bool:
+    methods = grant.seq.request.sampling.guesses.methods
+    return not methods or not set(methods).isdisjoint(drafter.names)

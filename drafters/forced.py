@@ -50,6 +50,7 @@ class ForcedDrafter:
     `spell` gives the bytes of a token: of choices that begin alike the longest is likelier.
     """
 
+    names: tuple[str, ...] = ("forced",)
     taps: tuple[int, ...] = ()
 
     def __init__(self, spell: Callable[[int], bytes] = unspelled) -> None:

@@ -30,6 +30,7 @@ class NgramDrafter:
     Raises `ConfigError` for numbers that make no sense.
     """
 
+    names: tuple[str, ...] = ("ngram",)
     taps: tuple[int, ...] = ()
 
     def __init__(self, min_match: int = 2, max_match: int = 8, num_drafts: int = 16) -> None:
@@ -58,7 +59,7 @@ class NgramDrafter:
         if not grant.at_frontier:
             return EMPTY
         room = min(grant.drafts, grant.depth, self.num_drafts)
-        if room <= 0 or not seq.request.sampling.speculative:
+        if room <= 0:
             return root(seq.tokens[-1])
         index = self._indexes.get(seq)
         if index is None:

@@ -14,6 +14,7 @@ from specdec.tree import EMPTY, DraftTree, root
 class NoDrafter:
     """Guesses nothing."""
 
+    names: tuple[str, ...] = ()
     taps: tuple[int, ...] = ()
 
     def draft(self, grants: Seq[Grant]) -> list[DraftTree]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specdec.drafters.ngram import NgramIndex, continuation
-from specdec.tree import EMPTY, MAX_DRAFTS, DraftTree, merge, root
+from specdec.tree import EMPTY, MAX_DRAFTS, DraftTree, root
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,17 +42,17 @@ class _Node:
 
 
 class SuffixDrafter:
-    """Trees of what followed before: in the prompt and output of the request, in its prediction, and in the prompts and
-    outputs of finished requests with the same cache salt.
+    """Trees of what followed before: in the prompt and output of the request, and in those of finished requests with
+    the same cache salt.
 
     A continuation is guessed no further than the suffix that found it is long.
     """
 
+    names: tuple[str, ...] = ("suffix",)
     taps: tuple[int, ...] = ()
 
     def __init__(self) -> None:
         self._texts: dict[Sequence, NgramIndex] = {}
-        self._predictions: dict[Sequence, NgramIndex] = {}
         self._pools: OrderedDict[str, _Pool] = OrderedDict()
 
     def draft(self, grants: Seq[Grant]) -> list[DraftTree]:
@@ -65,7 +65,6 @@ class SuffixDrafter:
     def forget(self, seq: Sequence) -> None:
         """See `Drafter.forget`. A text that came to its end joins the pool of its salt."""
         self._texts.pop(seq, None)
-        self._predictions.pop(seq, None)
         if seq.finish_reason in ("stop", "length"):
             salt = seq.request.cache_salt
             self._pools.setdefault(salt, _Pool()).add(seq.tokens)
@@ -76,7 +75,7 @@ class SuffixDrafter:
     @property
     def num_kept(self) -> int:
         """Sequences for which something is kept."""
-        return len(self._texts.keys() | self._predictions.keys())
+        return len(self._texts)
 
     def _draft(self, grant: Grant) -> DraftTree:
         seq = grant.seq
@@ -84,38 +83,19 @@ class SuffixDrafter:
             return EMPTY
         last = seq.tokens[-1]
         room, depth = min(grant.drafts, MAX_DRAFTS), grant.depth
-        if min(room, depth) <= 0 or not seq.request.sampling.speculative:
+        if min(room, depth) <= 0:
             return root(last)
         text = self._texts.setdefault(seq, NgramIndex(MIN_MATCH))
         text.read(seq.tokens)
-        drafts = [_grow(last, _occurrences(text, seq.tokens, seq.tokens), room, depth, "suffix")]
+        drafts = [likeliest_tree(last, occurrences(text, seq.tokens, seq.tokens), room, depth, "suffix")]
         pool = self._pools.get(seq.request.cache_salt)
         if pool is not None:
             drafts += [
-                _grow(last, _occurrences(index, tokens, seq.tokens), room, depth, "suffix")
+                likeliest_tree(last, occurrences(index, tokens, seq.tokens), room, depth, "suffix")
                 for index, tokens in pool.generations()
             ]
         # The first of equal promise: this text knows its own habits better than the pool.
-        best = max(drafts, key=lambda tree: sum(tree.scores))
-        return merge([self._predicted(grant), best]).within(room, depth)
-
-    def _predicted(self, grant: Grant) -> DraftTree:
-        """What the request's prediction holds next: at the same place while the output follows it, else where the end
-        of the output stands in it."""
-        seq = grant.seq
-        prediction, last = seq.request.prediction, seq.tokens[-1]
-        if not prediction:
-            return root(last)
-        output = seq.tokens[seq.num_prompt :]
-        if tuple(output) == prediction[: len(output)]:
-            places = [(list(prediction[len(output) :]), MAX_MATCH)]
-            return _grow(last, places, grant.drafts, grant.depth, "prediction")
-        index = self._predictions.get(seq)
-        if index is None:
-            index = self._predictions[seq] = NgramIndex(MIN_MATCH)
-            index.read(prediction)
-        found = _occurrences(index, prediction, output)
-        return _grow(last, found, grant.drafts, grant.depth, "prediction")
+        return max(drafts, key=lambda tree: sum(tree.scores))
 
 
 class _Pool:
@@ -140,7 +120,7 @@ class _Pool:
             yield self._old
 
 
-def _occurrences(index: NgramIndex, tokens: Seq[int], text: Seq[int]) -> list[tuple[list[int], int]]:
+def occurrences(index: NgramIndex, tokens: Seq[int], text: Seq[int]) -> list[tuple[list[int], int]]:
     """(what follows, how many tokens before it agree with the end of `text`) for the most recent occurrences."""
     found = []
     for place in index.places(text, MAX_OCCURRENCES):
@@ -157,7 +137,7 @@ def _occurrences(index: NgramIndex, tokens: Seq[int], text: Seq[int]) -> list[tu
     return found
 
 
-def _grow(last: int, found: Seq[tuple[Seq[int], int]], room: int, depth: int, source: str) -> DraftTree:
+def likeliest_tree(last: int, found: Seq[tuple[Seq[int], int]], room: int, depth: int, source: str) -> DraftTree:
     """The tree of the suffix length that promises most accepted tokens: its likeliest nodes, best first."""
     best, promise = root(last), 1.0
     for shortest in sorted({length for _, length in found}, reverse=True):

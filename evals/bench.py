@@ -60,6 +60,7 @@ def timed(step: Step) -> tuple[list[Emission], float]:
 class WrongChain:
     """A drafter that guesses one token over and over, `num_drafts` deep: one that the request's bias rules out."""
 
+    names: tuple[str, ...] = ("test",)
     taps: tuple[int, ...] = ()
 
     def __init__(self, token: int) -> None:

@@ -83,7 +83,7 @@ def watch_pair(engine: Engine, request: Request, *, repeats: int = 1, clock: Clo
     request must have a seed where its temperature is above zero.
     """
     assert request.sampling.seed is not None or request.sampling.temperature == 0.0
-    plain = replace(request, sampling=replace(request.sampling, speculative=False))
+    plain = replace(request, prediction=(), sampling=replace(request.sampling, speculative=False))
     drafted = replace(request, sampling=replace(request.sampling, speculative=True))
     runs: dict[bool, list[Run]] = {False: [], True: []}
     for repeat in range(repeats):

@@ -54,13 +54,15 @@ def chat_request(preparer: Preparer, body: ChatBody, grammar: Grammar | None) ->
         messages,
         add_generation_prompt=body.add_generation_prompt is not False,
     )
+    tokens = preparer.check_tokens("messages", prompt)
     return Request(
-        prompt=preparer.check_tokens("messages", prompt),
+        prompt=tokens,
         sampling=sampling,
         stopping=when,
         grammar=grammar,
         n=1 if body.n is None else body.n,
         cache_salt=body.cache_salt or "",
+        prediction=preparer.prediction(body, tokens),
     )
 
 

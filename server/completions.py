@@ -51,6 +51,7 @@ def completion_requests(
         grammar=grammar,
         n=1 if body.n is None else body.n,
         cache_salt=body.cache_salt or "",
+        prediction=preparer.prediction(body, prompts[0]),
     )
     queue = preparer.loaded.engine.config.max_waiting
     if (len(prompts) - 1) * first.n >= queue:
@@ -58,7 +59,8 @@ def completion_requests(
             "prompt", f"{len(prompts)} prompts of {first.n} choices are more than the queue of {queue} can ever hold"
         )
     echoes = [preparer.loaded.tokenizer.decode(prompt) for prompt in prompts] if body.echo else []
-    return [first, *(replace(first, prompt=prompt) for prompt in prompts[1:])], echoes
+    others = [replace(first, prompt=prompt, prediction=preparer.prediction(body, prompt)) for prompt in prompts[1:]]
+    return [first, *others], echoes
 
 
 def prompt_tokens(preparer: Preparer, body: CompletionBody) -> list[tuple[int, ...]]:

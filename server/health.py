@@ -108,6 +108,16 @@ class EngineCollector(Collector):
         for depth, value in enumerate(list(acceptance.accepted_per_depth)):
             self._add(depths, (str(depth),), value)
         yield depths
+        for name, meaning in (
+            ("draft_tokens", "Drafted tokens verified, by drafter."),
+            ("accepted_tokens", "Drafted tokens emitted, by drafter."),
+        ):
+            family = CounterMetricFamily(
+                f"specdec:spec_decode_num_{name}_by_source", meaning, labels=("model_name", "source")
+            )
+            for source, count in dict(acceptance.by_source).items():
+                self._add(family, (source,), getattr(count, name))
+            yield family
         finished = CounterMetricFamily(
             "specdec:request_success", "Sequences finished, by reason.", labels=("model_name", "finished_reason")
         )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from specdec.errors import ContextTooLong, InvalidRequest, QueueFull
 from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Regex, Spec, written_grammar
-from specdec.request import Sampling, Stopping
+from specdec.request import Sampling, Speculative, Stopping
 from specdec.server.schemas import Body, StructuredOutputs
 
 if TYPE_CHECKING:
@@ -107,8 +107,17 @@ class Preparer:
             logit_bias=MappingProxyType(body.logit_bias or {}),
             seed=body.seed,
             logprobs=logprobs,
-            speculative=body.speculative is not False,
+            speculative=speculative(body),
         )
+
+    def prediction(self, body: Body, prompt: Sequence[int]) -> tuple[int, ...]:
+        """The predicted output of a body as it would follow `prompt`; empty if there is none. Tokenises: run it in a
+        worker thread. Raises `ContextTooLong` for one that could never be an answer."""
+        if body.prediction is None:
+            return ()
+        text = body.prediction.text
+        self.check_length("prediction.content", len(text))
+        return self.check_tokens("prediction.content", self.loaded.tokenizer.encode_after(prompt, text))
 
     async def grammar(self, body: Body) -> Grammar | None:
         """The compiled constraint of a body, None for free text.
@@ -141,6 +150,12 @@ class Preparer:
                 raise InvalidRequest(f"{param}.{place}", f"token {token} is not in the vocabulary of {size}")
             ids.append(token)
         return tuple(ids)
+
+
+def speculative(body: Body) -> bool | Speculative:
+    """Which guesses may help the texts of a body."""
+    asked = body.speculative
+    return True if asked is None else Speculative(asked.method, asked.max_nodes)
 
 
 def stopping(body: Body, max_tokens: int | None) -> Stopping:

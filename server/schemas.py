@@ -47,7 +47,6 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "prompt_logprobs": (),
     "logprob_token_ids": (),
     "return_tokens_as_token_ids": (False,),
-    "prediction": (),
     "reasoning_effort": (),
     "reasoning": (),
     "thinking_token_budget": (),
@@ -126,6 +125,20 @@ def _nothing(value: object) -> None:
 Nothing = Annotated[None, BeforeValidator(_nothing)]
 
 
+def _guesses(value: object) -> object:
+    """The short forms of `speculative` as the long one."""
+    if isinstance(value, bool):
+        return {} if value else {"max_nodes": 0}
+    if value is not None and not isinstance(value, dict):
+        raise PydanticCustomError("speculative", "must be true, false or an object with method, max_nodes or receipts")
+    return value
+
+
+def _parts(value: object) -> object:
+    """Text as its one part."""
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
 class Strict(BaseModel):
     """No coercion, no unknown field, no NaN."""
 
@@ -174,6 +187,33 @@ class StructuredOutputs(Strict):
     whitespace_pattern: str | None = None
 
 
+class SpeculativeBody(Strict):
+    """Which guesses may help (see `Speculative`); `receipts` asks for what each drafter gave."""
+
+    method: str | None = None
+    max_nodes: int | None = None
+    receipts: bool | None = None
+
+
+class TextPart(Strict):
+    """A piece of text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(Strict):
+    """OpenAI's predicted output: text, or parts whose texts are joined as they are."""
+
+    type: Literal["content"]
+    content: Annotated[list[TextPart], BeforeValidator(_parts, json_schema_input_type=str | list[TextPart])]
+
+    @property
+    def text(self) -> str:
+        """The whole of it."""
+        return "".join(part.text for part in self.content)
+
+
 class Body(Strict):
     """What both routes take."""
 
@@ -189,7 +229,10 @@ class Body(Strict):
     logit_bias: Annotated[dict[int, float] | None, BeforeValidator(_bias)] = None
     seed: int | None = None
     n: int | None = None
-    speculative: bool | None = None
+    speculative: Annotated[
+        SpeculativeBody | None, BeforeValidator(_guesses, json_schema_input_type=bool | SpeculativeBody | None)
+    ] = None
+    prediction: Prediction | None = None
 
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     min_tokens: int | None = None
@@ -232,6 +275,11 @@ class Body(Strict):
     def include_usage(self) -> bool:
         """Whether a stream ends with a usage chunk."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def receipts(self) -> bool:
+        """Whether an answer says what each drafter gave."""
+        return bool(self.speculative and self.speculative.receipts)
 
     @property
     def continuous_usage(self) -> bool:

@@ -10,7 +10,7 @@ import json
 import logging
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -153,7 +153,7 @@ async def whole(reply: Reply, stream: Stream) -> Json:
             for choice, (part, seq) in enumerate(zip(parts, stream.seqs, strict=True))
         ],
         "usage": usage(stream.seqs, sum(len(part.tokens) for part in parts)),
-        "speculation": speculation(stream.seqs),
+        "speculation": speculation(stream.seqs, receipts=reply.body.receipts),
     }
 
 
@@ -182,7 +182,10 @@ class Events:
         if not self._body.include_usage:
             return DONE
         seqs = self._stream.seqs
-        tail = {"usage": usage(seqs, self._num_tokens), "speculation": speculation(seqs)}
+        tail = {
+            "usage": usage(seqs, self._num_tokens),
+            "speculation": speculation(seqs, receipts=self._body.receipts),
+        }
         return f"{self._head}],{json.dumps(tail, separators=(',', ':'))[1:]}\n\n".encode() + DONE
 
     def failed(self, error: Exception) -> bytes:
@@ -249,7 +252,9 @@ def _body(data: bytes, *, more: bool) -> dict[str, Any]:
 
 
 def usage(seqs: Sequence[Text], num_tokens: int) -> Json:
-    """OpenAI's usage: a prompt counts once, however many choices it has."""
+    """OpenAI's usage: a prompt counts once, however many choices it has. A prediction counts once a choice: its tokens
+    that appear in the completion, in order (`Followed`), are accepted, the others rejected."""
+    accepted = sum(seq.followed.num_tokens for seq in seqs)
     prompts = [seq for seq in seqs if seq.index == 0]
     num_prompt = sum(seq.num_prompt for seq in prompts)
     return {
@@ -260,22 +265,26 @@ def usage(seqs: Sequence[Text], num_tokens: int) -> Json:
         "completion_tokens_details": {
             "reasoning_tokens": 0,
             "audio_tokens": 0,
-            "accepted_prediction_tokens": 0,
-            "rejected_prediction_tokens": 0,
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": sum(len(seq.request.prediction) for seq in seqs) - accepted,
         },
     }
 
 
-def speculation(seqs: Sequence[Text]) -> Json:
-    """How far drafts were right: target forwards, drafts, and accepted tokens in all and by depth."""
+def speculation(seqs: Sequence[Text], *, receipts: bool) -> Json:
+    """How far drafts were right: target forwards, drafts, and accepted tokens in all and by depth; with `receipts` also
+    by drafter."""
     total = Acceptance.total(seq.acceptance for seq in seqs)
-    return {
+    counts = {
         "forwards": total.draws,
         "drafts": total.drafts,
         "draft_tokens": total.draft_tokens,
         "accepted_tokens": total.accepted_tokens,
         "accepted_per_position": total.accepted_per_depth,
     }
+    if not receipts:
+        return counts
+    return counts | {"by_source": {name: asdict(count) for name, count in sorted(total.by_source.items())}}
 
 
 def clamp(logprob: float) -> float:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     )
     from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex
     from specdec.llm import LLM
-    from specdec.request import Request, Sampling, Stopping
+    from specdec.request import Request, Sampling, Speculative, Stopping
 
 __version__ = "0.1.0.dev0"
 
@@ -48,6 +48,7 @@ __all__ = [
     "Request",
     "Sampling",
     "SpecdecError",
+    "Speculative",
     "Stopping",
     "__version__",
 ]
@@ -66,7 +67,7 @@ _HOMES = {
     ),
     "specdec.grammar.spec": ("Choice", "Ebnf", "JsonObject", "JsonSchema", "Lark", "Regex"),
     "specdec.llm": ("LLM",),
-    "specdec.request": ("Request", "Sampling", "Stopping"),
+    "specdec.request": ("Request", "Sampling", "Speculative", "Stopping"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -4,7 +4,7 @@ the core may look up at drafters and grammar."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -25,7 +25,7 @@ from specdec.policy import Policy
 from specdec.protocols import Drafter, Model
 from specdec.pull import cache_folder
 from specdec.quant import has_bf16, has_onednn, pack_bf16, pack_fp32, quantize_int8
-from specdec.request import Sampling, Stopping
+from specdec.request import PREDICTION, Sampling, Stopping
 from specdec.runner import TorchRunner
 from specdec.text import Detokenizer
 from specdec.tokenizer import Tokenizer
@@ -37,11 +37,13 @@ DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_DRAFTER = "forced,suffix"
 
 # Found by name, imported when used.
-DRAFTERS: Mapping[str, tuple[str, str]] = {
-    "none": ("specdec.drafters.none", "NoDrafter"),
-    "forced": ("specdec.drafters.forced", "ForcedDrafter"),
-    "ngram": ("specdec.drafters.ngram", "NgramDrafter"),
-    "suffix": ("specdec.drafters.suffix", "SuffixDrafter"),
+# Where each drafter is found, and which facts of the target it is made with.
+DRAFTERS: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
+    "none": ("specdec.drafters.none", "NoDrafter", ()),
+    "forced": ("specdec.drafters.forced", "ForcedDrafter", ("spell",)),
+    "ngram": ("specdec.drafters.ngram", "NgramDrafter", ()),
+    "suffix": ("specdec.drafters.suffix", "SuffixDrafter", ()),
+    "prediction": ("specdec.drafters.prediction", "PredictionDrafter", ()),
 }
 
 
@@ -101,7 +103,7 @@ def build(
     tensors are loaded and how many there are. Raises `ModelError` for the files and `ConfigError` for the options.
     """
     options = options or Options()
-    drafter = make_drafter(options.drafter)
+    names = drafter_names(options.drafter)
     if options.policy not in ("auto", "fixed"):
         raise ConfigError(f"policy must be auto or fixed, got {options.policy!r}")
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -117,6 +119,7 @@ def build(
     config = engine_config(checkpoint, options)
     sampling = default_sampling(checkpoint) if options.use_generation_config else Sampling()
     tokenizer = open_tokenizer(checkpoint)
+    drafter = make_drafter(names, tokenizer)
     model, cache_dtype = _load(checkpoint, options, device, progress)
     runner = TorchRunner(
         model,
@@ -150,17 +153,29 @@ def build(
     )
 
 
-def make_drafter(names: str) -> Drafter:
-    """The drafter of a comma-separated list of names; several are merged into one tree.
+def drafter_names(names: str) -> tuple[str, ...]:
+    """The drafters of a comma-separated list, each once; none for "none" or nothing. Where there is any, the one that
+    reads requests' predictions comes first, named or not: it costs nothing without them.
 
-    Raises `ConfigError` for a name that is not known.
+    Raises `ConfigError` for a name that is not known, or "none" beside others.
     """
-    chosen = [name.strip() for name in names.split(",") if name.strip() not in ("", "none")]
-    unknown = [name for name in chosen if name not in DRAFTERS]
-    if unknown:
-        raise ConfigError(f"drafter {unknown[0]!r} is not known; there are {', '.join(DRAFTERS)}")
-    drafters: list[Drafter] = [_find(*DRAFTERS[name])() for name in chosen or ["none"]]
-    if len(drafters) == 1:
+    chosen = dict.fromkeys(name.strip() for name in names.split(",") if name.strip())
+    for name in chosen:
+        if name not in DRAFTERS:
+            raise ConfigError(f"drafter {name!r} is not known; there are {', '.join(DRAFTERS)}")
+    if "none" in chosen and len(chosen) > 1:
+        raise ConfigError(f"drafter none stands alone, got {names!r}")
+    return () if not chosen or "none" in chosen else tuple(dict.fromkeys([PREDICTION, *chosen]))
+
+
+def make_drafter(names: Sequence[str], tokenizer: Tokenizer) -> Drafter:
+    """The drafters of `drafter_names` for one target, merged into one tree."""
+    facts = {"spell": tokenizer.token_bytes}
+    drafters: list[Drafter] = []
+    for name in names or ["none"]:
+        module, attribute, needs = DRAFTERS[name]
+        drafters.append(_find(module, attribute)(*(facts[need] for need in needs)))
+    if not names:
         return drafters[0]
     combined: Drafter = _find("specdec.drafters.combine", "Combined")(drafters)
     return combined

@@ -82,7 +82,11 @@ class ModelOptions:
         typer.Option(parser=count, metavar="TOKENS", help="Rows of one forward at most.", rich_help_panel=_MODEL),
     ] = 512
     drafter: Annotated[
-        str, typer.Option(help="Drafters, separated by commas: none, forced, ngram, suffix.", rich_help_panel=_MODEL)
+        str,
+        typer.Option(
+            help="Drafters, separated by commas: forced, ngram, suffix, prediction; or none.",
+            rich_help_panel=_MODEL,
+        ),
     ] = DEFAULT_DRAFTER
     policy: Annotated[
         Literal["auto", "fixed"],

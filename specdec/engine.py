@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import islice
 
 from torch import Tensor
 
@@ -27,7 +28,7 @@ from specdec.mask import TokenMask
 from specdec.metrics import Metrics
 from specdec.policy import Policy
 from specdec.protocols import Drafter, Runner
-from specdec.request import Request, Stopping
+from specdec.request import PREDICTION, Request, Stopping
 from specdec.sampling import Picks
 from specdec.scheduler import Scheduler
 from specdec.sequence import Emission, Grant, Logprob, Sequence, Span
@@ -95,8 +96,9 @@ class Engine:
     def add(self, request: Request, request_id: str) -> list[Sequence]:
         """Queue the `n` sequences of a request.
 
-        Raises `InvalidRequest` for ids outside the vocabulary or a `request_id` in use, `ContextTooLong` for a prompt
-        of `max_model_len` tokens or more, `QueueFull` when `max_waiting` sequences wait already.
+        Raises `InvalidRequest` for ids outside the vocabulary, a `request_id` in use, a drafter that does not run or a
+        prediction that none reads, `ContextTooLong` for a prompt of `max_model_len` tokens or more, `QueueFull` when
+        `max_waiting` sequences wait already.
         """
         self._check(request, request_id)
         seed = secrets.randbits(64) if request.sampling.seed is None else request.sampling.seed
@@ -176,13 +178,14 @@ class Engine:
         """The drafter's trees, distrusted: what is malformed, or the whole step's if it raises, shrinks to the root."""
         roots = [root(grant.seq.tokens[-1]) if grant.at_frontier else EMPTY for grant in grants]
         try:
-            trees: list[object] = list(self.drafter.draft(grants))
+            # One too many is enough to see that they do not fit.
+            trees: list[object] = list(islice(self.drafter.draft(grants), len(grants) + 1))
         except Exception:
             logger.exception("the drafter failed; this step goes on without drafts")
             self.metrics.drafter_errors += 1
             return roots
         if len(trees) != len(grants):
-            self._distrust(f"{len(trees)} trees for {len(grants)} grants")
+            self._distrust(f"{'more' if len(trees) > len(grants) else 'fewer'} trees than the {len(grants)} grants")
             return roots
         return [self._usable(tree, plain) for tree, plain in zip(trees, roots, strict=True)]
 
@@ -263,6 +266,7 @@ class Engine:
         seq.tokens.extend(agreed.tokens)
         seq.num_computed = len(seq.tokens) - 1
         seq.text = agreed.text
+        seq.followed.read(agreed.tokens)
         seq.logprobs.extend(agreed.logprobs)
         seq.finish_reason, seq.error = finish_reason, error
         self._count(span, agreed, first)
@@ -313,8 +317,9 @@ class Engine:
             metrics.cached_prompt_tokens += seq.num_cached
         metrics.generation_tokens += len(agreed.tokens)
         if agreed.tokens:
+            sources = span.tree.sources
             for acceptance in (seq.acceptance, metrics.acceptance):
-                acceptance.count(span.tree.num_drafts, len(agreed.nodes))
+                acceptance.count(sources[1:], [sources[node] for node in agreed.nodes])
         match seq.error:
             case DeadEnd():
                 metrics.dead_ends += 1
@@ -344,6 +349,7 @@ class Engine:
             for token in tokens:
                 if not 0 <= token < vocab_size:
                     raise InvalidRequest(name, f"token {token} is not in the vocabulary of {vocab_size}")
+        self._check_guesses(request)
         if len(request.prompt) >= self.config.max_model_len:
             raise ContextTooLong(
                 "prompt",
@@ -352,6 +358,19 @@ class Engine:
             )
         if len(self.scheduler.waiting) >= self.config.max_waiting:
             raise QueueFull(f"{len(self.scheduler.waiting)} sequences wait already (max_waiting)")
+
+    def _check_guesses(self, request: Request) -> None:
+        names = self.drafter.names if self.config.max_drafts else ()
+        for method in request.sampling.guesses.methods:
+            if method not in names:
+                raise InvalidRequest(
+                    "speculative.method",
+                    f"{method!r} is not a drafter that runs here; there are {', '.join(names) or 'none'}",
+                )
+        if request.prediction and PREDICTION not in names:
+            raise InvalidRequest(
+                "prediction", "is of no use here: the engine was started without drafts", code="unsupported_parameter"
+            )
 
 
 def make_spans(grants: Seq[Grant], trees: Seq[DraftTree]) -> list[Span]:

@@ -76,6 +76,7 @@ class LLM:
         *,
         constraint: Spec | None = None,
         n: int = 1,
+        prediction: Prompt = "",
     ) -> Result: ...
     @overload
     def generate(
@@ -86,6 +87,7 @@ class LLM:
         *,
         constraint: Spec | None = None,
         n: int = 1,
+        prediction: Prompt = "",
     ) -> list[Result]: ...
     def generate(
         self,
@@ -95,19 +97,28 @@ class LLM:
         *,
         constraint: Spec | None = None,
         n: int = 1,
+        prediction: Prompt = "",
     ) -> Result | list[Result]:
         """Continue prompts, all in one batch; a single string gives a single `Result`. Without `sampling` the model's
         own defaults hold (its generation_config, if `Options` lets it speak; else temperature 1).
 
         A prompt is text, encoded as the model's tokenizer does by default (with its beginning token, if it has one), or
-        token ids taken as they are. Raises `InvalidRequest`, naming the field; a text that fails on the way, as when
-        its grammar runs into a dead end, is a choice with `error` set.
+        token ids taken as they are. `prediction` is what the answer is expected to be, text or token ids: a guess, the
+        same for all prompts. Raises `InvalidRequest`, naming the field; a text that fails on the way, as when its
+        grammar runs into a dead end, is a choice with `error` set.
         """
         if isinstance(prompts, str):
-            return self._run([self.request(prompts, sampling, stopping, constraint=constraint, n=n)])[0]
+            return self._run(
+                [self.request(prompts, sampling, stopping, constraint=constraint, n=n, prediction=prediction)]
+            )[0]
         if not isinstance(prompts, list | tuple):
             raise InvalidRequest("prompts", f"must be text or a list of prompts, got {type(prompts).__name__}")
-        return self._run([self.request(prompt, sampling, stopping, constraint=constraint, n=n) for prompt in prompts])
+        return self._run(
+            [
+                self.request(prompt, sampling, stopping, constraint=constraint, n=n, prediction=prediction)
+                for prompt in prompts
+            ]
+        )
 
     def chat(
         self,
@@ -117,10 +128,13 @@ class LLM:
         *,
         constraint: Spec | None = None,
         n: int = 1,
+        prediction: Prompt = "",
     ) -> Result:
         """Answer a conversation of `{"role": ..., "content": ...}` messages through the model's chat template."""
         prompt = self.chat_prompt(messages)
-        return self._run([self.request(prompt, sampling, stopping, constraint=constraint, n=n)])[0]
+        return self._run([self.request(prompt, sampling, stopping, constraint=constraint, n=n, prediction=prediction)])[
+            0
+        ]
 
     def stream(
         self,
@@ -130,12 +144,13 @@ class LLM:
         *,
         constraint: Spec | None = None,
         n: int = 1,
+        prediction: Prompt = "",
     ) -> Iterator[Emission]:
         """Like `generate`, step by step: each `Emission` has the newly visible `text` of choice `seq.index`.
 
         Closing the iterator aborts the request. `chat_prompt` makes a prompt of a conversation.
         """
-        request = self.request(prompt, sampling, stopping, constraint=constraint, n=n)
+        request = self.request(prompt, sampling, stopping, constraint=constraint, n=n, prediction=prediction)
         request_id = f"stream-{next(self._ids)}"
         sequences = self._add(request, request_id)
         try:
@@ -159,6 +174,7 @@ class LLM:
         *,
         constraint: Spec | None = None,
         n: int = 1,
+        prediction: Prompt = "",
     ) -> Request:
         """The `Request` of a prompt: encoded, and its constraint compiled."""
         tokens = self.loaded.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
@@ -171,7 +187,18 @@ class LLM:
             Stopping() if stopping is None else stopping,
             grammar,
             n,
+            prediction=self._prediction(tokens, prediction),
         )
+
+    def _prediction(self, prompt: Sequence[int], prediction: Prompt) -> tuple[int, ...]:
+        if not isinstance(prediction, Sequence) or isinstance(prediction, bytes):
+            raise InvalidRequest("prediction", "must be text or a list of token ids")
+        if not isinstance(prediction, str):
+            return tuple(prediction)
+        try:
+            return tuple(self.loaded.tokenizer.encode_after(prompt, prediction))
+        except InvalidRequest as error:
+            raise InvalidRequest("prediction", error.message) from None
 
     def _run(self, requests: Sequence[Request]) -> list[Result]:
         ids: list[str] = []

@@ -6,8 +6,17 @@ Knows no exporter and no clock; the server turns these into Prometheus's format,
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import zip_longest
+
+
+@dataclass(slots=True)
+class SourceCount:
+    """Drafted tokens of one drafter: `draft_tokens` nodes verified, `accepted_tokens` of them emitted."""
+
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -19,27 +28,42 @@ class Acceptance:
     draft_tokens: int = 0  # nodes verified
     accepted_tokens: int = 0  # drafted nodes that were emitted
     accepted_per_depth: list[int] = field(default_factory=list)  # [d]: draws that emitted a draft of depth d + 1
+    by_source: dict[str, SourceCount] = field(default_factory=dict)  # the same nodes, by the drafter that guessed them
 
-    def count(self, num_drafts: int, num_accepted: int) -> None:
-        """Count one draw: `num_drafts` nodes verified, of which a path of `num_accepted` was emitted."""
+    def count(self, drafted: Seq[str], accepted: Seq[str]) -> None:
+        """Count one draw: the sources of the nodes that were verified, and of those on the path that was emitted."""
         self.draws += 1
-        self.drafts += num_drafts > 0
-        self.draft_tokens += num_drafts
-        self.accepted_tokens += num_accepted
-        self.accepted_per_depth.extend([0] * (num_accepted - len(self.accepted_per_depth)))
-        for depth in range(num_accepted):
+        self.drafts += len(drafted) > 0
+        self.draft_tokens += len(drafted)
+        self.accepted_tokens += len(accepted)
+        self.accepted_per_depth.extend([0] * (len(accepted) - len(self.accepted_per_depth)))
+        for depth in range(len(accepted)):
             self.accepted_per_depth[depth] += 1
+        for source in drafted:
+            self._source(source).draft_tokens += 1
+        for source in accepted:
+            self._source(source).accepted_tokens += 1
+
+    def _source(self, name: str) -> SourceCount:
+        return self.by_source.setdefault(name, SourceCount())
 
     @staticmethod
     def total(parts: Iterable[Acceptance]) -> Acceptance:
         """The sum of some counts."""
         parts = list(parts)
+        by_source: dict[str, SourceCount] = {}
+        for part in parts:
+            for name, count in dict(part.by_source).items():
+                total = by_source.setdefault(name, SourceCount())
+                total.draft_tokens += count.draft_tokens
+                total.accepted_tokens += count.accepted_tokens
         return Acceptance(
             sum(part.draws for part in parts),
             sum(part.drafts for part in parts),
             sum(part.draft_tokens for part in parts),
             sum(part.accepted_tokens for part in parts),
             [sum(column) for column in zip_longest(*(part.accepted_per_depth for part in parts), fillvalue=0)],
+            by_source,
         )
 
 

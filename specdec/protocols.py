@@ -69,6 +69,11 @@ class Drafter(Protocol):
     """Guesses what comes next. Whatever it does changes speed, never text."""
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """What a request may call it by (`Speculative.method`); empty for one that never guesses."""
+        ...
+
+    @property
     def taps(self) -> tuple[int, ...]:
         """Layers of the target whose output it wants to `observe`; empty for drafters that look only at tokens."""
         ...

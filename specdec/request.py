@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from specdec.errors import InvalidRequest
+from specdec.tree import MAX_DRAFTS
 
 if TYPE_CHECKING:
     from specdec.protocols import Grammar
@@ -21,6 +22,8 @@ MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
 MAX_LOGPROBS = 20
+MAX_METHOD_LENGTH = 256
+PREDICTION = "prediction"  # the drafter that a request's prediction is for
 
 
 def _shown(value: object) -> str:
@@ -54,12 +57,52 @@ def _integer(param: str, value: object, low: int, high: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Speculative:
+    """Which guesses may help a request, and how many at once. They change its speed, never its text.
+
+    `method` names drafters, separated by commas, among those that the engine runs; None is all of them. `max_nodes` is
+    the most nodes that a step verifies for the request (0 to 62, and never more than the engine's own `max_drafts`);
+    None leaves that to the engine, 0 turns drafts off.
+
+    Raises `InvalidRequest`, naming the field; a name that the engine does not have is refused by `Engine.add`.
+    """
+
+    method: str | None = None
+    max_nodes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.method is not None:
+            _text("speculative.method", self.method)
+            if not all(self.methods) or len(self.method) > MAX_METHOD_LENGTH:
+                raise InvalidRequest(
+                    "speculative.method", f"must name drafters, separated by commas, got {self.method[:64]!r}"
+                )
+        if self.max_nodes is not None:
+            _integer("speculative.max_nodes", self.max_nodes, 0, MAX_DRAFTS)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The names in `method`; empty where all drafters may help."""
+        return () if self.method is None else tuple(name.strip() for name in self.method.split(","))
+
+    @property
+    def limit(self) -> int:
+        """The most nodes that a step may verify for the request, as far as the request goes."""
+        return MAX_DRAFTS if self.max_nodes is None else self.max_nodes
+
+
+ALL_GUESSES = Speculative()
+NO_GUESSES = Speculative(max_nodes=0)
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """How the target picks a token, and how far drafts may help it.
 
     Fields have the meaning they have in the OpenAI API and in vLLM. `top_k` 0 keeps everything; `logprobs` is None for
     none, else the number of alternatives to report beside the picked token (0 to 20); `seed` None draws a fresh one,
-    which the result returns. `speculative` False turns drafts off for this request; its text is the same either way.
+    which the result returns. `speculative` says which drafts may help: True is all that the engine runs, False none.
+    The text is the same either way.
 
     Raises `InvalidRequest`, naming the field, for a value out of range or of the wrong type.
     """
@@ -74,7 +117,7 @@ class Sampling:
     logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
     seed: int | None = None
     logprobs: int | None = None
-    speculative: bool = True
+    speculative: bool | Speculative = True
 
     def __post_init__(self) -> None:
         _number("temperature", self.temperature, 0.0, 2.0)
@@ -93,8 +136,15 @@ class Sampling:
             _integer("seed", self.seed, -(2**63), 2**64 - 1)
         if self.logprobs is not None:
             _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
-        if not isinstance(self.speculative, bool):
-            raise InvalidRequest("speculative", f"must be true or false, got {self.speculative!r}")
+        if not isinstance(self.speculative, bool | Speculative):
+            raise InvalidRequest("speculative", f"must be true, false or a Speculative, got {self.speculative!r}")
+
+    @property
+    def guesses(self) -> Speculative:
+        """`speculative` in its long form."""
+        if isinstance(self.speculative, Speculative):
+            return self.speculative
+        return ALL_GUESSES if self.speculative else NO_GUESSES
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +189,11 @@ class Stopping:
 class Request:
     """One prompt with all that shapes its answer. `grammar` None is free text; `n` is the number of choices.
 
-    `prediction` is what the caller expects the answer to be, in tokens: a guess that a suffix drafter looks things up
-    in (the OpenAI API's predicted outputs); other drafters do not read it.
+    `prediction` is what the caller expects the answer to be, in tokens (the OpenAI API's predicted outputs): the
+    "prediction" drafter guesses from it.
 
     Raises `InvalidRequest`, naming the field, for a prompt that is empty or not of integers, a prediction not of
-    integers, an `n` outside 1 to 128, and anything of the wrong type.
+    integers or one that `sampling.speculative` leaves unused, an `n` outside 1 to 128, and anything of the wrong type.
     """
 
     prompt: tuple[int, ...]
@@ -163,5 +213,12 @@ class Request:
             if not isinstance(getattr(self, name), kind):
                 found = type(getattr(self, name)).__name__
                 raise InvalidRequest(name, f"must be a {kind.__name__}, got {found}")
+        guesses = self.sampling.guesses
+        if self.prediction and guesses.limit == 0:
+            raise InvalidRequest("prediction", "is of no use where speculative turns drafts off; leave one of them out")
+        if self.prediction and guesses.methods and PREDICTION not in guesses.methods:
+            raise InvalidRequest(
+                "prediction", f"is of no use with speculative.method {guesses.method!r}; add {PREDICTION!r} to it"
+            )
         _integer("n", self.n, 1, MAX_CHOICES)
         _text("cache_salt", self.cache_salt)

@@ -176,12 +176,12 @@ class Scheduler:
     def _with_drafts(self, grant: Grant) -> Grant:
         """The grant with the nodes it may verify, whose slots are reserved from free blocks."""
         seq = grant.seq
-        if not grant.at_frontier or not seq.request.sampling.speculative:
+        if not grant.at_frontier:
             return grant
         length = len(seq.tokens)
         # A walk of depth d emits d + 1 tokens: no deeper than what may still be emitted.
         depth = min(self.config.max_model_len - length, seq.max_tokens - seq.num_output) - 1
-        wanted = self.config.max_drafts if depth > 0 else 0
+        wanted = min(self.config.max_drafts, seq.request.sampling.guesses.limit) if depth > 0 else 0
         if wanted <= 0:
             return grant
         missing = -(-(length + wanted) // self.config.block_size) - len(seq.blocks)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from specdec.errors import SpecdecError
 from specdec.metrics import Acceptance
+from specdec.prediction import Followed
 from specdec.tree import DraftTree
 
 if TYPE_CHECKING:
@@ -48,12 +49,16 @@ class Sequence:
     num_published: int = 0  # leading blocks whose hash is in the prefix cache
     block_hashes: list[bytes] = field(default_factory=list)  # of full blocks, from the first
     acceptance: Acceptance = field(default_factory=Acceptance)
+    followed: Followed = field(init=False)  # how the output follows the request's prediction
     num_preemptions: int = 0
     logprobs: list[Logprob] = field(default_factory=list)
     finish_reason: str | None = None
     error: SpecdecError | None = None
     _draws: dict[int, int] = field(default_factory=dict, init=False)
     _num_counted: int = field(default=0, init=False)  # leading tokens that are in `_draws`
+
+    def __post_init__(self) -> None:
+        self.followed = Followed(self.request.prediction)
 
     @property
     def num_prompt(self) -> int:

@@ -25,6 +25,7 @@ from specdec.text import Detokenizer
 logger = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 1 << 28
+CONTINUED = 8  # tokens before a text that may say how it is spelled
 _CACHE_VERSION = 1  # of what `tokenizer_json` writes; part of the cache key
 
 
@@ -118,6 +119,20 @@ class Tokenizer:
         whole = "".join(self._marked(_text(text)) if parse_special else _text(text) for text, parse_special in parts)
         ids: list[int] = self._inner.encode_batch_fast([whole], add_special_tokens=add_special_tokens)[0].ids
         return ids
+
+    def encode_after(self, before: Sequence[int], text: str) -> list[int]:
+        """The ids of `text` where it goes on after the ids `before`, as a model would write it there: nothing is put
+        before it. Special tokens are not parsed.
+
+        Raises InvalidRequest as `encode`.
+        """
+        end = list(before[-CONTINUED:])
+        for start, token in enumerate(before[-CONTINUED:]):
+            if token in self.special_ids:
+                end = list(before[-CONTINUED:][start + 1 :])
+        whole = self.encode_parts([(self.decode(end), False), (text, False)])
+        # Where the border of the two would be merged, the model, which has written `before` already, cannot do so.
+        return whole[len(end) :] if whole[: len(end)] == end else self.encode_parts([(text, False)])
 
     def special_spans(self, text: str) -> list[tuple[int, int, int]]:
         """Where `text` spells special tokens: (start, end, id), in characters, leftmost and longest first.

@@ -91,6 +91,8 @@ class DraftTree:
             return "tokens and parents are not all integers"
         if not all(isinstance(score, float | int) for score in self.scores):
             return "scores are not all numbers"
+        if not set(map(type, self.sources)) <= {str}:
+            return "sources are not all strings"
         count = len(self.tokens)
         if count > MAX_DRAFTS + 1:
             return f"{count - 1} drafts, at most {MAX_DRAFTS} fit"
@@ -140,8 +142,10 @@ def merge(trees: Sequence[DraftTree]) -> DraftTree:
     Nodes stand in order of score, best first, so a cut to the first 62 loses the worst.
     """
     trees = [tree for tree in trees if len(tree)]
-    if len(trees) < 2:
-        return trees[0] if trees else EMPTY
+    grown = [tree for tree in trees if tree.num_drafts]
+    if len(grown) < 2:
+        return (grown or trees or [EMPTY])[0]
+    trees = grown
     best: dict[tuple[int, ...], tuple[float, str]] = {}
     for tree in trees:
         paths: list[tuple[int, ...]] = [()]

@@ -38,6 +38,7 @@ def random_tree(rng: random.Random, last: int, vocab_size: int, max_drafts: int,
 class RandomDrafter:
     """Trees of random shape and random tokens, the same for the same seed and the same place of the same request."""
 
+    names: tuple[str, ...] = ("random",)
     taps: tuple[int, ...] = ()
 
     def __init__(self, seed: int, vocab_size: int) -> None:
@@ -68,6 +69,7 @@ class OracleDrafter:
     `continuations` maps a prompt to the tokens that follow it: from a run without drafts.
     """
 
+    names: tuple[str, ...] = ("oracle",)
     taps: tuple[int, ...] = ()
 
     def __init__(

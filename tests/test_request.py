@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 
 from specdec.errors import InvalidRequest, SpecdecError
-from specdec.request import MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, Request, Sampling, Stopping
+from specdec.request import (
+    MAX_CHOICES,
+    MAX_LOGPROBS,
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+    Request,
+    Sampling,
+    Speculative,
+    Stopping,
+)
 
 NUMBERS = {
     "temperature": (0.0, 2.0),
@@ -89,8 +98,51 @@ def test_a_bad_logit_bias_names_the_entry(bias: Any, param: str) -> None:
 def test_flags_are_booleans(field: str, value: object) -> None:
     with pytest.raises(InvalidRequest, match=f"^{field}: must be true or false"):
         Stopping(**{field: value})  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequest, match=r"^speculative: must be true or false"):
+    with pytest.raises(InvalidRequest, match=r"^speculative: must be true, false or a Speculative, got "):
         Sampling(speculative=value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"method": ""}, "speculative.method"),
+        ({"method": "ngram,"}, "speculative.method"),
+        ({"method": ","}, "speculative.method"),
+        ({"method": "a" * 257}, "speculative.method"),
+        ({"method": "a\ud800"}, "speculative.method"),
+        ({"method": ("ngram",)}, "speculative.method"),
+        ({"method": 1}, "speculative.method"),
+        ({"max_nodes": -1}, "speculative.max_nodes"),
+        ({"max_nodes": 63}, "speculative.max_nodes"),
+        ({"max_nodes": True}, "speculative.max_nodes"),
+        ({"max_nodes": 1.0}, "speculative.max_nodes"),
+        ({"max_nodes": "9"}, "speculative.max_nodes"),
+    ],
+)
+def test_what_is_no_choice_of_guesses_names_its_field(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        Speculative(**fields)
+    assert caught.value.param == param
+
+
+def test_the_short_forms_of_speculative_are_its_long_ones() -> None:
+    assert Sampling().guesses == Sampling(speculative=True).guesses == Speculative()
+    assert Sampling(speculative=False).guesses.limit == 0
+    assert Speculative().limit == 62
+    assert Speculative(max_nodes=0).limit == 0
+    both = Speculative(" forced, suffix ", 5)
+    assert Sampling(speculative=both).guesses is both
+    assert (both.methods, both.limit) == (("forced", "suffix"), 5)
+
+
+@pytest.mark.parametrize("speculative", [False, Speculative(max_nodes=0), Speculative("suffix")])
+def test_a_prediction_that_no_drafter_may_read_is_refused(speculative: bool | Speculative) -> None:
+    sampling = Sampling(speculative=speculative)
+    Request((1,), sampling)
+    with pytest.raises(InvalidRequest, match=r"^prediction: is of no use"):
+        Request((1,), sampling, prediction=(2,))
+    for allowed in (True, Speculative("suffix,prediction"), Speculative(max_nodes=1)):
+        Request((1,), Sampling(speculative=allowed), prediction=(2,))
 
 
 @pytest.mark.parametrize(
@@ -142,6 +194,9 @@ def test_the_largest_ends_are_taken() -> None:
         ({"prompt": (1, "2")}, "prompt"),
         ({"prompt": "abc"}, "prompt"),
         ({"prompt": None}, "prompt"),
+        ({"prediction": [1]}, "prediction"),
+        ({"prediction": "abc"}, "prediction"),
+        ({"prediction": (1, True)}, "prediction"),
         ({"n": 0}, "n"),
         ({"n": MAX_CHOICES + 1}, "n"),
         ({"n": 10**9}, "n"),

@@ -145,6 +145,8 @@ GOOD = DraftTree((7, 1, 2), (-1, 0, 1), (1.0, 0.5, 0.5), ("", "a", "a"))
         ),
         (DraftTree((7, 1), (-1, 0), (1.0, -0.1), ("", "a")), "node 1 scores below 0 or above its parent"),
         (DraftTree((7, 1), (-1, 0), (math.inf, 0.5), ("", "a")), "the root's score is no probability"),
+        (DraftTree((7, 1), (-1, 0), (1.0, 0.5), ("", [])), "sources are not all strings"),  # type: ignore[arg-type]
+        (DraftTree((7, 1), (-1, 0), (1.0, 0.5), (None, "a")), "sources are not all strings"),  # type: ignore[arg-type]
         (DraftTree((7, 1), (-1, 0), (1.0, math.nan), ("", "a")), "node 1 scores below 0 or above its parent"),
         (DraftTree(tuple(range(64)), tuple(range(-1, 63)), (1.0,) * 64, ("",) * 64), "63 drafts, at most 62 fit"),
     ],

@@ -19,14 +19,20 @@ def new_sequence(
     num_prompt: int = 1,
     constraint: Constraint | None = None,
     sampling: Sampling | None = None,
+    prediction: Seq[int] = (),
     request_id: str = "test",
     salt: str = "",
 ) -> Sequence:
     """A sequence whose first `num_prompt` tokens are its prompt. Drafters look at neither its text nor its limits."""
-    return Sequence(
+    seq = Sequence(
         request_id=request_id,
         index=0,
-        request=Request(tuple(tokens[:num_prompt]), sampling=sampling or Sampling(), cache_salt=salt),
+        request=Request(
+            tuple(tokens[:num_prompt]),
+            sampling=sampling or Sampling(),
+            prediction=tuple(prediction),
+            cache_salt=salt,
+        ),
         seed=0,
         tokens=list(tokens),
         constraint=cast("Constraint", constraint),
@@ -34,3 +40,5 @@ def new_sequence(
         max_tokens=1000,
         end_tokens=frozenset(),
     )
+    seq.followed.read(tokens[num_prompt:])
+    return seq

@@ -52,6 +52,8 @@ def test_the_union_keeps_to_the_grant_and_to_what_a_tree_may_be() -> None:
 class Recorder:
     """A drafter that writes down what it is told."""
 
+    names: tuple[str, ...] = ("recorder",)
+
     def __init__(self, taps: tuple[int, ...]) -> None:
         self.taps = taps
         self.seen: list[Any] = []

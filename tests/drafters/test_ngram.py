@@ -9,7 +9,6 @@ import pytest
 
 from specdec.drafters.ngram import MAX_CANDIDATES, NgramDrafter
 from specdec.errors import ConfigError
-from specdec.request import Sampling
 from specdec.sequence import Grant
 from specdec.tree import EMPTY, DraftTree, root
 from tests.drafters.sequences import new_sequence
@@ -81,9 +80,9 @@ def test_it_keeps_to_its_grant(drafts: int, depth: int, count: int) -> None:
     assert draft([1, 2, 3, 1, 2], drafts=drafts, depth=depth).num_drafts == count
 
 
-def test_away_from_the_frontier_there_is_no_tree_and_without_speculation_only_the_root() -> None:
-    seq = new_sequence([1, 2, 3, 1, 2], sampling=Sampling(speculative=False))
-    assert NgramDrafter().draft([Grant(seq, 3, 9, 9), Grant(seq, 5, 9, 9)]) == [EMPTY, root(2)]
+def test_away_from_the_frontier_there_is_no_tree_and_without_a_grant_only_the_root() -> None:
+    seq = new_sequence([1, 2, 3, 1, 2])
+    assert NgramDrafter().draft([Grant(seq, 3, 9, 9), Grant(seq, 5, 0, 9)]) == [EMPTY, root(2)]
 
 
 def test_a_step_costs_time_in_its_new_tokens_only() -> None:

@@ -1,4 +1,4 @@
-"""Suffix decoding: counts of what followed: here, in the prediction, and in finished texts of the same salt."""
+"""Suffix decoding: counts of what followed: here, and in finished texts of the same salt."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import random
 
 import pytest
 
-from specdec.config import EngineConfig
 from specdec.drafters import suffix
 from specdec.drafters.suffix import SuffixDrafter
-from specdec.request import Request, Sampling, Stopping
+from specdec.request import Request
 from specdec.sequence import Grant, Sequence
 from specdec.tree import EMPTY, DraftTree, root
 from tests.drafters.sequences import new_sequence
-from tests.fakes import hash_engine, run
 
 
 def draft(drafter: SuffixDrafter, seq: Sequence, drafts: int = 62, depth: int = 62) -> DraftTree:
@@ -88,25 +86,10 @@ def test_the_pool_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert sum(len(tokens) for _, tokens in pool.generations()) <= 1000
 
 
-def test_a_prediction_is_followed_from_its_beginning_and_found_again_after_a_change() -> None:
-    prediction = tuple(range(20, 50))
-    seq = new_sequence([1])
-    seq.request = Request((1,), prediction=prediction)
-    drafter = SuffixDrafter()
-    assert draft(drafter, seq, drafts=5).tokens == (1, 20, 21, 22, 23, 24)
-    seq.tokens += [20, 21]
-    assert draft(drafter, seq, drafts=3).tokens == (21, 22, 23, 24)
-    seq.tokens += [99, 98, 30, 31]  # the answer leaves the prediction, and comes back to it further on
-    tree = draft(drafter, seq, drafts=2)
-    assert tree.tokens == (31, 32, 33)
-    assert set(tree.sources[1:]) == {"prediction"}
-
-
-def test_away_from_the_frontier_there_is_no_tree_and_without_speculation_only_the_root() -> None:
+def test_away_from_the_frontier_there_is_no_tree_and_without_a_grant_only_the_root() -> None:
     seq = new_sequence([1, 2, 3, 1, 2])
     assert SuffixDrafter().draft([Grant(seq, 2, 9, 9)]) == [EMPTY]
     assert draft(SuffixDrafter(), seq, drafts=0) == root(2)
-    assert draft(SuffixDrafter(), new_sequence([1, 2, 3, 1, 2], sampling=Sampling(speculative=False))) == root(2)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -120,21 +103,3 @@ def test_random_texts_give_sound_trees_within_the_grant(seed: int) -> None:
         assert tree.num_drafts <= drafts
         assert max(tree.depths()) <= depth
         seq.tokens += [rng.randrange(3) for _ in range(rng.randint(1, 3))]
-
-
-def test_requests_that_finish_or_are_aborted_leave_nothing() -> None:
-    drafter = SuffixDrafter()
-    config = EngineConfig(max_model_len=64, num_slots=130, block_size=4)
-    engine = hash_engine(config, drafter)
-    rng = random.Random(3)
-    for number in range(150):
-        prompt = tuple(rng.randrange(24) for _ in range(rng.randint(1, 20)))
-        engine.add(Request(prompt, Sampling(seed=number), Stopping(max_tokens=12), prediction=prompt), f"a{number}")
-        engine.step()
-        if rng.random() < 0.3:
-            engine.abort(f"a{max(0, number - rng.randrange(6))}")
-    run(engine, [])
-    assert drafter.num_kept == 0
-    assert engine.policy.calibration.num_kept == 0
-    assert engine.metrics.preemptions > 0
-    assert engine.metrics.drafter_errors == 0

@@ -57,6 +57,7 @@ Seen = tuple[tuple[int, ...], str, str | None, str | int | None, tuple[Logprob, 
 class Proposer:
     """A drafter made of a function. Keeps a state for each sequence that it observed, as a learning drafter does."""
 
+    names: tuple[str, ...] = ("test",)
     taps: tuple[int, ...] = ()
 
     def __init__(self, propose: Callable[[Grant], Any]) -> None:
@@ -79,6 +80,7 @@ class Proposer:
 class Returns:
     """A drafter that hands over whatever it is given, instead of trees."""
 
+    names: tuple[str, ...] = ("test",)
     taps: tuple[int, ...] = ()
 
     def __init__(self, answer: Callable[[Seq[Grant]], Any]) -> None:

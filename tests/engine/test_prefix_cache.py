@@ -22,6 +22,7 @@ VOCAB_SIZE = 24
 class DecoyDrafter:
     """Knows the answer, and puts a wrong sibling before each true node: no accepted node lies in its final slot."""
 
+    names: tuple[str, ...] = ("test",)
     taps: tuple[int, ...] = ()
 
     def __init__(self, answer: Seq[int]) -> None:

@@ -38,6 +38,7 @@ Law = dict[tuple[int, ...], float]
 class FixedTrees:
     """One tree for each last token, whatever the text is."""
 
+    names: tuple[str, ...] = ("test",)
     taps: tuple[int, ...] = ()
 
     def __init__(self) -> None:

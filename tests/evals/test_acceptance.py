@@ -36,7 +36,7 @@ def finished(trace: Seq[tuple[int, int]], seconds: float) -> Run:
     """A run whose draws verified so many drafts and accepted so many: (drafts, accepted) each."""
     acceptance = Acceptance()
     for drafts, accepted in trace:
-        acceptance.count(drafts, accepted)
+        acceptance.count(["x"] * drafts, ["x"] * accepted)
     tokens = sum(1 + accepted for _, accepted in trace)
     seq = Sequence(
         "r", 0, Request((1, 2)), 0, [1, 2, *range(tokens)], FREE_TEXT, letters(Stopping()), tokens, frozenset()
