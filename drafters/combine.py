@@ -52,7 +52,7 @@ class Combined:
 
 
 def _asked(drafter: Drafter, grants: Seq[Grant]) -> list[DraftTree]:
-    """One tree a grant: empty where the request names others."""
+    """One tree a grant: empty where the request names others, or the policy would not hear it."""
     trees = [EMPTY] * len(grants)
     wanted = [index for index, grant in enumerate(grants) if _wants(grant, drafter)]
     if wanted:
@@ -64,4 +64,5 @@ def _asked(drafter: Drafter, grants: Seq[Grant]) -> list[DraftTree]:
 
 def _wants(grant: Grant, drafter: Drafter) -> bool:
     methods = grant.seq.request.sampling.guesses.methods
-    return not methods or not set(methods).isdisjoint(drafter.names)
+    wanted = not methods or not set(methods).isdisjoint(drafter.names)
+    return wanted and not (drafter.names and grant.muted.issuperset(drafter.names))

@@ -144,7 +144,7 @@ class ForcedDrafter:
             places = (("may follow", hash(choices)), ("after", before))
             text.choices[path] = places
             for token, chance in self._chances(seq, text, choices, places):
-                yield (token,), chance, "branch"
+                yield (token,), chance, "forced/branch"
 
     def _chances(self, seq: Sequence, text: _Text, choices: Path, places: Seq[Place]) -> Iterator[tuple[int, float]]:
         """How likely each choice is: by counts at the same place, which outweigh counts after the same token, which
@@ -207,7 +207,7 @@ class _Text:
 
 def _few(row_W: NDArray[np.int32] | None) -> Path:
     """The tokens of a row, in order, where they are few; else none."""
-    if row_W is None or not 0 < int(np.bitwise_count(row_W).sum()) <= MAX_CHOICES:
+    if row_W is None or not 0 < int(np.bitwise_count(row_W.view(np.uint32)).sum()) <= MAX_CHOICES:
         return ()
     words = np.flatnonzero(row_W)
     bits = np.unpackbits(row_W[words].view(np.uint8).reshape(len(words), 4), axis=1, bitorder="little")

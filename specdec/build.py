@@ -15,7 +15,7 @@ import torch
 from specdec import __version__
 from specdec.chat import ChatTemplate
 from specdec.config import EngineConfig
-from specdec.costs import cost_table
+from specdec.costs import cost_table, drafter_costs
 from specdec.cpu import cpu_name
 from specdec.engine import Engine
 from specdec.errors import ConfigError, InvalidRequest, ModelError
@@ -119,7 +119,8 @@ def build(
     config = engine_config(checkpoint, options)
     sampling = default_sampling(checkpoint) if options.use_generation_config else Sampling()
     tokenizer = open_tokenizer(checkpoint)
-    drafter = make_drafter(names, tokenizer)
+    drafters = make_drafters(names, tokenizer)
+    drafter: Drafter = _find("specdec.drafters.combine", "Combined")(drafters)
     model, cache_dtype = _load(checkpoint, options, device, progress)
     runner = TorchRunner(
         model,
@@ -132,9 +133,9 @@ def build(
     ends = end_tokens(checkpoint, runner.vocab_size)
     engine = Engine(runner, drafter, config, new_text=_new_text(tokenizer), end_tokens=ends)
     if options.policy == "auto":
-        engine.policy = Policy(
-            config.max_rows, cost_table(engine, _facts(checkpoint, options, device), cache_folder() / "costs")
-        )
+        facts, folder = _facts(checkpoint, options, device), cache_folder() / "costs"
+        costs = cost_table(engine, facts, folder)
+        engine.policy = Policy(config.max_rows, costs, drafter_costs(drafters, facts, folder))
     logger.info(
         "%s on %s: context %d, KV cache of %d tokens, drafter %s",
         checkpoint.name,
@@ -168,17 +169,14 @@ def drafter_names(names: str) -> tuple[str, ...]:
     return () if not chosen or "none" in chosen else tuple(dict.fromkeys([PREDICTION, *chosen]))
 
 
-def make_drafter(names: Sequence[str], tokenizer: Tokenizer) -> Drafter:
-    """The drafters of `drafter_names` for one target, merged into one tree."""
+def make_drafters(names: Sequence[str], tokenizer: Tokenizer) -> list[Drafter]:
+    """The drafters of `drafter_names` for one target."""
     facts = {"spell": tokenizer.token_bytes}
     drafters: list[Drafter] = []
     for name in names or ["none"]:
         module, attribute, needs = DRAFTERS[name]
         drafters.append(_find(module, attribute)(*(facts[need] for need in needs)))
-    if not names:
-        return drafters[0]
-    combined: Drafter = _find("specdec.drafters.combine", "Combined")(drafters)
-    return combined
+    return drafters
 
 
 def engine_config(checkpoint: Checkpoint, options: Options) -> EngineConfig:

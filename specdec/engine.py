@@ -141,7 +141,8 @@ class Engine:
 
     def step(self) -> list[Emission]:
         """One forward of the target over every known token and every guess; what it added to each sequence."""
-        grants = self.scheduler.schedule()  # integers only: who runs, how many known rows, how many draft nodes
+        # Integers only: who runs, how many known rows, how many draft nodes.
+        grants = self.policy.ask(self.scheduler.schedule())
         self._forget(self.scheduler.preempted)
         if not grants:
             return []
@@ -163,7 +164,7 @@ class Engine:
         emissions = [self._commit(span, agreed) for span, agreed in zip(spans, walks, strict=True)]
         # Learn before blocks are published: a published block holds the drafter's keys and values too.
         paths = [agreed.nodes for agreed in walks]
-        self.policy.learn(spans, paths)
+        self.policy.learn(spans, paths, [len(agreed.tokens) for agreed in walks])
         self._observe(spans, batch, forward.taps, paths)
         self._forget([span.seq for span in spans if span.seq.finished])
         self.scheduler.settle(spans)
@@ -214,6 +215,7 @@ class Engine:
                     pruned[index] = grant.seq.constraint.prune(tree)
                 except SpecdecError as error:
                     failures[index] = error
+                    pruned[index] = tree.keep([])
         return pruned
 
     # Verify

@@ -5,13 +5,22 @@ and a table of costs; no tensors, no clock.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping, Set
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from specdec.free import FREE_TEXT
+import numpy as np
+
 from specdec.sequence import Grant, Sequence, Span
 from specdec.tree import DraftTree
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from specdec.protocols import Constraint
 
 PRIOR = 4.0  # trials that a drafter's own estimate counts for
 MEMORY = 0.995  # what a trial weighs after the next one of its kind
@@ -19,6 +28,12 @@ SEQUENCE_PRIOR = 1.0  # hits that a sequence is granted before it has shown anyt
 SEQUENCE_MEMORY = 0.9
 RECOVERY = 0.97  # what a sequence's record weighs after a draw in which nothing of the source was tried
 CERTAIN = 0.999
+MAX_DEPTH_BITS = 4  # depths of 8 and more are one kind
+STRING_SHARE = 8  # a place where more than an eighth of the vocabulary may follow is inside a string
+TRUST = 0.5  # tokens a draw that a drafter is thought to give before it was asked
+GAIN_MEMORY = 0.9
+WASTE = 0.01  # of a root-only forward: what a drafter may cost in a draw without being switched off
+FIRST_PAUSE, MAX_PAUSE = 8, 64  # draws
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +82,32 @@ class _Record:
         self.expected = self.expected * memory + expected
 
 
-Kind = tuple[str, bool, int]
+Kind = tuple[str, str, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """For each node of a tree: its kind, the drafter's own estimate that it is right once its parent is, and the
+    estimated probability that the walk reaches it."""
+
+    kinds: tuple[Kind, ...]
+    estimates: tuple[float, ...]
+    survival: tuple[float, ...]
+
+    def keep(self, nodes: Iterable[int]) -> Outlook:
+        """That of some nodes only, the root among them."""
+        nodes = list(nodes)
+        return Outlook(
+            tuple(self.kinds[node] for node in nodes),
+            tuple(self.estimates[node] for node in nodes),
+            tuple(self.survival[node] for node in nodes),
+        )
 
 
 @dataclass(slots=True)
 class Calibration:
-    """How often guesses of a kind are right once their parent is: by source, under a grammar or not, and by the
-    drafter's own estimate in tenths; then corrected by how the sequence at hand has done.
+    """How often guesses of a kind are right once their parent is: by source, by place in a grammar, by depth, and by
+    the drafter's own estimate in tenths; then corrected by how the sequence at hand has done.
 
     It is a function of the draws it has seen. It shapes trees, so it may change speed, and text never.
     """
@@ -81,33 +115,36 @@ class Calibration:
     _kinds: dict[Kind, _Record] = field(default_factory=dict)
     _sequences: dict[Sequence, dict[str, _Record]] = field(default_factory=dict)
 
-    def survival(self, seq: Sequence, tree: DraftTree) -> list[float]:
-        """For each node the estimated probability that the walk reaches it, along its path. Siblings share 1."""
+    def outlook(self, seq: Sequence, tree: DraftTree) -> Outlook:
+        """What may be hoped of a tree. Siblings share 1."""
+        kinds, estimates = _kinds(seq.constraint, tree)
         chances = [1.0] * len(tree)
         shared = [0.0] * len(tree)
+        records = self._sequences.get(seq, {})
         for node in range(1, len(tree)):
-            chances[node] = self._chance(seq, tree, node)
+            record = records.get(tree.sources[node], _Record())
+            ratio = (record.hits + SEQUENCE_PRIOR) / (record.expected + SEQUENCE_PRIOR)
+            chances[node] = min(CERTAIN, self._general(kinds[node], estimates[node]) * ratio)
             shared[tree.parents[node]] += chances[node]
         for node in range(1, len(tree)):
             parent = tree.parents[node]
             chances[node] *= chances[parent] / max(1.0, shared[parent])
-        return chances
+        return Outlook(kinds, estimates, tuple(chances))
 
-    def learn(self, span: Span, path: Seq[int]) -> None:
-        """Count the nodes whose parent was reached: `path` are the accepted ones."""
-        seq, tree = span.seq, span.tree
+    def learn(self, span: Span, outlook: Outlook, path: Seq[int]) -> None:
+        """Count the nodes whose parent was reached: `path` are the accepted ones, `outlook` is that of the tree."""
+        tree = span.tree
         reached, hits = {0, *path}, set(path)
+        records = self._sequences.setdefault(span.seq, {})
         tried = set()
         for node in range(1, len(tree)):
             if tree.parents[node] in reached:
-                source = tree.sources[node]
+                source, kind = tree.sources[node], outlook.kinds[node]
                 tried.add(source)
-                kind, estimate = self._kind(seq, tree, node)
-                general = self._general(kind, estimate)
+                general = self._general(kind, outlook.estimates[node])
                 self._kinds.setdefault(kind, _Record()).add(node in hits, 1.0, MEMORY)
-                records = self._sequences.setdefault(seq, {})
                 records.setdefault(source, _Record()).add(node in hits, general, SEQUENCE_MEMORY)
-        for source, record in self._sequences.get(seq, {}).items():
+        for source, record in records.items():
             if source not in tried:
                 record.hits *= RECOVERY
                 record.expected *= RECOVERY
@@ -117,36 +154,56 @@ class Calibration:
         self._sequences.pop(seq, None)
 
     @property
-    def num_kept(self) -> int:
+    def sequences(self) -> Set[Sequence]:
         """Sequences with a record."""
-        return len(self._sequences)
-
-    def _chance(self, seq: Sequence, tree: DraftTree, node: int) -> float:
-        kind, estimate = self._kind(seq, tree, node)
-        record = self._sequences.get(seq, {}).get(tree.sources[node], _Record())
-        ratio = (record.hits + SEQUENCE_PRIOR) / (record.expected + SEQUENCE_PRIOR)
-        return min(CERTAIN, self._general(kind, estimate) * ratio)
+        return self._sequences.keys()
 
     def _general(self, kind: Kind, estimate: float) -> float:
         record = self._kinds.get(kind, _Record())
         return (record.hits + PRIOR * estimate) / (record.expected + PRIOR)
 
-    def _kind(self, seq: Sequence, tree: DraftTree, node: int) -> tuple[Kind, float]:
-        estimate = tree.scores[node] / tree.scores[tree.parents[node]] if tree.scores[node] else 0.0
-        return (tree.sources[node], seq.constraint is not FREE_TEXT, int(estimate * 10)), estimate
+
+@dataclass(slots=True)
+class _Hearing:
+    """Whether a drafter is worth asking for one sequence: what asking it gave, in units of cost, fading; whether it was
+    asked in this step; for how many draws it will not be; and how long the next such pause will be."""
+
+    gain: float
+    asked: bool = True
+    left: int = 0
+    pause: int = FIRST_PAUSE
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The cost, by the table, of all forwards, and of those that the same tokens would have taken without drafts."""
+
+    cost: float = 0.0
+    plain_cost: float = 0.0
 
 
 class Policy:
     """Takes the likeliest nodes over all sequences, as many as give most expected tokens for the cost of the forward.
 
     Taking none is always a candidate, so that drafts are never expected to cost more than they give. `max_rows` bounds
-    the forward.
+    the forward. A drafter whose guesses do not pay for its own cost (`drafters`, by name, in the unit of `costs`) is
+    not asked for a while, the longer the more often that happens, and then probed.
     """
 
-    def __init__(self, max_rows: int, costs: CostTable | None = None) -> None:
+    def __init__(
+        self, max_rows: int, costs: CostTable | None = None, drafters: Mapping[str, float] = MappingProxyType({})
+    ) -> None:
         self.max_rows = max_rows
         self.costs = costs or CostTable()
+        self.drafters = drafters
         self.calibration = Calibration()
+        self.ledger = Ledger()
+        self._outlooks: dict[Sequence, Outlook] = {}  # of the trees in flight
+        self._hearings: dict[Sequence, dict[str, _Hearing]] = {}
+
+    def ask(self, grants: Seq[Grant]) -> list[Grant]:
+        """The grants with the drafters that are not to be asked."""
+        return [self._muted(grant) if grant.drafts else grant for grant in grants]
 
     def trim(self, trees: Seq[DraftTree], grants: Seq[Grant]) -> list[DraftTree]:
         """The trees without the nodes that are not worth their rows; each grant's own limits hold."""
@@ -155,8 +212,8 @@ class Policy:
         nodes: list[tuple[float, int, int]] = []
         for index, (tree, grant) in enumerate(zip(trees, grants, strict=True)):
             if tree.num_drafts:
-                survival = self.calibration.survival(grant.seq, tree)
-                nodes += [(-survival[node], index, node) for node in range(1, len(tree))]
+                outlook = self._outlooks[grant.seq] = self.calibration.outlook(grant.seq, tree)
+                nodes += [(-outlook.survival[node], index, node) for node in range(1, len(tree))]
         nodes.sort()
         taken = self._worth(nodes[: max(0, self.max_rows - num_known)], num_known, sum(map(bool, map(len, trees))))
         if taken == len(nodes):
@@ -164,17 +221,36 @@ class Policy:
         kept: list[list[int]] = [[] for _ in trees]
         for _, index, node in nodes[:taken]:
             kept[index].append(node)
+        for tree, grant, chosen in zip(trees, grants, kept, strict=True):
+            if tree.num_drafts:
+                self._outlooks[grant.seq] = self._outlooks[grant.seq].keep([0, *sorted(chosen)])
         return [tree.keep(chosen) for tree, chosen in zip(trees, kept, strict=True)]
 
-    def learn(self, spans: Seq[Span], paths: Seq[Seq[int]]) -> None:
-        """Take in which nodes of a step were accepted."""
+    def learn(self, spans: Seq[Span], paths: Seq[Seq[int]], emitted: Seq[int]) -> None:
+        """Take in which nodes of a step were accepted, and how many tokens each span `emitted`."""
+        num_rows, num_known = sum(span.num_rows for span in spans), sum(span.known for span in spans)
+        self.ledger.cost += self.costs.at(num_rows)
+        self.ledger.plain_cost += self.costs.at(num_known)
+        for more in range(1, max(emitted, default=0)):
+            self.ledger.plain_cost += self.costs.at(sum(count > more for count in emitted))
+        row_cost = (self.costs.at(num_rows) - self.costs.at(num_known)) / max(1, num_rows - num_known)
         for span, path in zip(spans, paths, strict=True):
+            outlook = self._outlooks.pop(span.seq, None)
+            if outlook is not None:
+                self.calibration.learn(span, outlook, path)
             if len(span.tree):
-                self.calibration.learn(span, path)
+                self._weigh(span, path, row_cost)
 
     def forget(self, seq: Sequence) -> None:
         """Release what is kept for a sequence."""
         self.calibration.forget(seq)
+        self._outlooks.pop(seq, None)
+        self._hearings.pop(seq, None)
+
+    @property
+    def num_kept(self) -> int:
+        """Sequences for which something is kept."""
+        return len(self._outlooks.keys() | self._hearings.keys() | self.calibration.sequences)
 
     def _worth(self, nodes: Seq[tuple[float, int, int]], num_known: int, num_draws: int) -> int:
         """How many of the nodes, likeliest first, give most expected tokens a cost; the fewest of equals."""
@@ -186,3 +262,63 @@ class Policy:
             if rate > most:
                 best, most = count, rate
         return best
+
+    def _muted(self, grant: Grant) -> Grant:
+        hearings = self._hearings.get(grant.seq, {})
+        for hearing in hearings.values():
+            hearing.asked = not hearing.left
+            hearing.left = max(0, hearing.left - 1)
+        muted = frozenset(name for name, hearing in hearings.items() if not hearing.asked)
+        return replace(grant, muted=muted) if muted else grant
+
+    def _weigh(self, span: Span, path: Seq[int], row_cost: float) -> None:
+        """What each drafter that was asked gave: tokens that needed no forward of their own, less its rows and its own
+        cost."""
+        token_cost = self.costs.at(1)
+        hearings = self._hearings.setdefault(span.seq, {})
+        rows = Counter(map(drafter_of, span.tree.sources[1:]))
+        accepted = Counter(drafter_of(span.tree.sources[node]) for node in path)
+        for name, cost in self.drafters.items():
+            hearing = hearings.setdefault(name, _Hearing(TRUST * token_cost))
+            if not hearing.asked:
+                continue
+            gain = accepted[name] * token_cost - rows[name] * row_cost - cost
+            hearing.gain = hearing.gain * GAIN_MEMORY + gain * (1 - GAIN_MEMORY)
+            if gain > 0:
+                hearing.pause = FIRST_PAUSE
+                hearing.gain = max(hearing.gain, 0.0)
+            elif hearing.gain < -WASTE * token_cost:
+                hearing.left, hearing.pause = hearing.pause, min(MAX_PAUSE, 2 * hearing.pause)
+
+
+def drafter_of(source: str) -> str:
+    """The drafter behind the source of a node: sources are a drafter's name, or that and a kind of its guesses
+    ("forced/branch")."""
+    return source.partition("/")[0]
+
+
+def _kinds(constraint: Constraint, tree: DraftTree) -> tuple[tuple[Kind, ...], tuple[float, ...]]:
+    kinds: list[Kind] = [("", "", 0, 0)]
+    estimates = [1.0]
+    paths: list[tuple[int, ...]] = [()]
+    places: dict[int, str] = {}
+    for node in range(1, len(tree)):
+        parent = tree.parents[node]
+        if parent not in places:
+            places[parent] = _place(constraint.row(paths[parent]))
+        paths.append((*paths[parent], tree.tokens[node]))
+        estimate = tree.scores[node] / tree.scores[parent] if tree.scores[node] else 0.0
+        depth = min(MAX_DEPTH_BITS, len(paths[node]).bit_length())
+        kinds.append((tree.sources[node], places[parent], depth, int(estimate * 10)))
+        estimates.append(estimate)
+    return tuple(kinds), tuple(estimates)
+
+
+def _place(row_W: NDArray[np.int32] | None) -> str:
+    """Where in a grammar a token is drawn, told from how many are allowed: inside a string most are."""
+    if row_W is None:
+        return "free"
+    count = int(np.bitwise_count(row_W.view(np.uint32)).sum())
+    if count <= 1:
+        return "forced"
+    return "string" if count * STRING_SHARE > 32 * len(row_W) else "structure"

@@ -95,12 +95,14 @@ class Sequence:
 @dataclass(frozen=True, slots=True)
 class Grant:
     """What the scheduler lets one sequence do in a step: compute `known` pending tokens, and, where these reach the
-    frontier, verify up to `drafts` nodes none deeper than `depth` (slots for them are reserved)."""
+    frontier, verify up to `drafts` nodes none deeper than `depth` (slots for them are reserved). Drafters in `muted`
+    are not asked."""
 
     seq: Sequence
     known: int
     drafts: int = 0
     depth: int = 0
+    muted: frozenset[str] = frozenset()
 
     @property
     def at_frontier(self) -> bool:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
+from typing import cast
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from specdec.free import FREE_TEXT
 from specdec.policy import Calibration, CostTable, Policy
+from specdec.protocols import Constraint
 from specdec.request import Request
 from specdec.sequence import Grant, Sequence, Span
 from specdec.text import Detokenizer
@@ -52,7 +56,7 @@ def test_the_likeliest_nodes_are_kept_within_the_rows() -> None:
         # Nothing was learned, so the drafter's own scores count, siblings sharing at most 1. Keys of nodes tell trees
         # apart: a kept node is the same token below the same path.
         chances = [
-            dict(zip(paths(tree), Calibration().survival(each.seq, tree), strict=True))
+            dict(zip(paths(tree), Calibration().outlook(each.seq, tree).survival, strict=True))
             for tree, each in zip(fitting, grants, strict=True)
         ]
         offered = sorted((chance for tree in chances for path, chance in tree.items() if path), reverse=True)
@@ -106,20 +110,72 @@ def test_a_source_that_is_wrong_is_switched_off_for_its_sequence_and_probed_agai
     for _ in range(60):
         (kept,) = policy.trim([tree], [bad])
         tried.append(kept.num_drafts)
-        policy.learn([Span(bad.seq, 1, kept, 0, 0, 0)], [()])
+        policy.learn([Span(bad.seq, 1, kept, 0, 0, 0)], [()], [1])
     assert tried[0] > 0
     assert 1 <= sum(map(bool, tried[20:])) <= 10  # now and then, not always and not never
     for _ in range(20):
         (kept,) = policy.trim([tree], [good])
-        policy.learn([Span(good.seq, 1, kept, 0, 0, 0)], [range(1, len(kept))])
+        policy.learn([Span(good.seq, 1, kept, 0, 0, 0)], [range(1, len(kept))], [len(kept)])
     assert policy.trim([tree], [good])[0].num_drafts == 3
-    assert policy.calibration.num_kept == 2
+    assert policy.num_kept == 2
     policy.forget(bad.seq)
     policy.forget(good.seq)
-    assert policy.calibration.num_kept == 0
+    assert policy.num_kept == 0
 
 
 def test_siblings_share_one() -> None:
     tree = DraftTree((7, 1, 2, 3), (-1, 0, 0, 1), (1.0, 0.9, 0.9, 0.9), ("", "a", "a", "a"))
-    survival = Calibration().survival(grant(1, 9, 9).seq, tree)
+    survival = Calibration().outlook(grant(1, 9, 9).seq, tree).survival
     assert survival == pytest.approx([1.0, 0.5, 0.5, 0.4995])
+
+
+def test_a_drafter_that_costs_more_than_it_gives_is_asked_ever_more_rarely_and_probed() -> None:
+    """Root-only costs 10 a token and drafting 2: without hits it soon falls silent; one good probe brings it back."""
+    policy = Policy(100, CostTable.measured([(1, 10.0), (63, 72.0)]), {"dear": 2.0, "cheap": 0.05})
+    each = grant(1, 62, 62)
+    asked = []
+    for _ in range(400):
+        (granted,) = policy.ask([each])
+        assert "cheap" not in granted.muted
+        asked.append("dear" not in granted.muted)
+        (kept,) = policy.trim([root(7)], [granted])
+        policy.learn([Span(each.seq, 1, kept, 0, 0, 0)], [()], [1])
+    assert all(asked[:5])
+    assert 1 <= sum(asked[200:]) <= 4
+    while "dear" in policy.ask([each])[0].muted:
+        pass
+    tree = chain(7, [1, 2, 3], "dear/kind", decay=0.99)
+    policy.learn([Span(each.seq, 1, tree, 0, 0, 0)], [(1, 2, 3)], [4])
+    assert [len(policy.ask([each])[0].muted) for _ in range(5)] == [0] * 5
+    policy.forget(each.seq)
+    assert policy.num_kept == 0
+
+
+def test_the_ledger_holds_what_the_same_tokens_would_have_cost_one_by_one() -> None:
+    policy = Policy(100, CostTable.measured([(1, 10.0), (11, 20.0)]))
+    first, second = grant(1, 9, 9), grant(1, 9, 9)
+    spans = [Span(first.seq, 1, chain(7, [1, 2, 3], "a"), 0, 0, 0), Span(second.seq, 1, chain(7, [1], "a"), 0, 0, 0)]
+    policy.learn(spans, [(1, 2), ()], [3, 1])
+    assert policy.ledger.cost == 10.0 + 5  # six rows
+    assert policy.ledger.plain_cost == 11.0 + 10.0 + 10.0  # two rows, then the first sequence alone, twice
+
+
+class Places:
+    """A constraint whose row says how many of 320 tokens may follow, by the length of the path."""
+
+    def __init__(self, *counts: int) -> None:
+        self.counts = counts
+
+    def row(self, path: tuple[int, ...]) -> NDArray[np.int32]:
+        row = np.zeros(320, np.bool_)
+        row[: self.counts[len(path)]] = True
+        return np.packbits(row, bitorder="little").view(np.int32)
+
+
+def test_guesses_are_told_apart_by_where_in_a_grammar_they_are_made() -> None:
+    seq = grant(1, 9, 9).seq
+    seq.constraint = cast("Constraint", Places(1, 2, 40, 41))
+    places = [kind[1] for kind in Calibration().outlook(seq, chain(7, [1, 2, 3, 4], "a")).kinds]
+    assert places == ["", "forced", "structure", "structure", "string"]
+    seq.constraint = FREE_TEXT
+    assert {kind[1] for kind in Calibration().outlook(seq, chain(7, [1, 2], "a")).kinds[1:]} == {"free"}

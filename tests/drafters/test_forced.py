@@ -107,7 +107,7 @@ def test_few_choices_are_branches_and_the_longest_of_those_that_begin_alike_come
     found = guesses(tree)
     assert {"true", "false"} <= {text for text, score in found.items() if score > 0.3}
     assert found["true"] > max(found.get(part, 0.0) for part in ("t", "tr", "tru"))
-    assert "branch" in tree.sources
+    assert "forced/branch" in tree.sources
 
 
 def test_what_was_picked_at_a_place_is_likelier_there() -> None:

@@ -1,0 +1,55 @@
+"""What forwards and drafts cost: measured once for the same facts, kept, and again where a file is no table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specdec.config import EngineConfig
+from specdec.costs import ROWS, cost_table, drafter_costs
+from specdec.drafters.none import NoDrafter
+from specdec.drafters.suffix import SuffixDrafter
+from specdec.engine import Engine
+from tests.fakes import BigramRunner, letters
+
+
+def new_engine() -> Engine:
+    config = EngineConfig(max_model_len=96, num_slots=256, block_size=4)
+    runner = BigramRunner(np.zeros((8, 8), np.float32))
+    return Engine(runner, NoDrafter(), config, new_text=letters, end_tokens=(0,))
+
+
+def test_forwards_are_measured_once_for_the_same_facts(tmp_path: Path) -> None:
+    engine = new_engine()
+    table = cost_table(engine, {"model": "a"}, tmp_path)
+    assert table.rows == ROWS
+    assert all(0 < one <= other for one, other in zip(table.costs, table.costs[1:], strict=False))
+    assert cost_table(engine, {"model": "a"}, tmp_path) == table
+    assert len(list(tmp_path.iterdir())) == 1
+    cost_table(engine, {"model": "b"}, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+    engine.scheduler.pool.check([])
+
+
+def test_drafts_are_measured_by_drafter_and_leave_nothing_behind(tmp_path: Path) -> None:
+    suffix = SuffixDrafter()
+    costs = drafter_costs([NoDrafter(), suffix], {"model": "a"}, tmp_path)
+    assert costs.keys() == {"suffix"}
+    assert costs["suffix"] > 0
+    assert suffix.num_kept == 0
+    assert drafter_costs([suffix], {"model": "a"}, tmp_path) == costs
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"ms": []}', '{"ms": {"x": 1}}', '{"ms": {"1": "fast"}}', '{"rows": 1}']
+)
+def test_a_file_that_is_no_table_is_measured_anew(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
+    engine = new_engine()
+    cost_table(engine, {}, tmp_path)
+    (file,) = tmp_path.iterdir()
+    file.write_text(text)
+    assert cost_table(engine, {}, tmp_path).rows == ROWS
+    assert "measuring costs again" in caplog.text
+    assert file.read_text() != text
