@@ -115,7 +115,17 @@ class AutomatonState:
             allow(words, [*self.grammar.edges.get(state, ()), *self.grammar.ends.get(state, ())])
 
     def forced(self) -> tuple[int, ...]:
-        return ()
+        self.grammar.fail("forced", self.length)
+        tokens: list[int] = []
+        state = self.state
+        while (
+            len(edges := self.grammar.edges.get(state, {})) == 1
+            and not self.grammar.ends.get(state)
+            and len(tokens) < 99
+        ):
+            ((token, state),) = edges.items()
+            tokens.append(token)
+        return tuple(tokens)
 
     def advance(self, tokens: Seq[int]) -> None:
         for token in tokens:

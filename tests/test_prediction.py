@@ -42,9 +42,10 @@ def test_it_goes_on_where_two_tokens_meet_again(
 
 def definition(prediction: Seq[int], text: Seq[int]) -> int:
     """The count by its definition, with a scan where `Followed` keeps an index."""
-    place, count, apart = 0, 0, []
+    place, count = 0, 0
+    apart: list[int] = []
     for token in text:
-        if not apart and prediction[place : place + 1] == [token]:
+        if not apart and list(prediction[place : place + 1]) == [token]:
             place, count = place + 1, count + 1
             continue
         apart.append(token)
