@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
@@ -42,13 +43,23 @@ class Combined:
     def observe(self, spans: Seq[Span], batch: Batch, taps: Seq[Tensor], paths: Seq[Seq[int]]) -> None:
         """See `Drafter.observe`: each drafter sees the layers it asked for, in its own order."""
         tapped = dict(zip(self.taps, taps, strict=True))
-        for drafter in self.drafters:
-            drafter.observe(spans, batch, [tapped[tap] for tap in drafter.taps], paths)
+        _each(lambda one: one.observe(spans, batch, [tapped[tap] for tap in one.taps], paths), self.drafters)
 
     def forget(self, seq: Sequence) -> None:
         """See `Drafter.forget`."""
-        for drafter in self.drafters:
-            drafter.forget(seq)
+        _each(lambda one: one.forget(seq), self.drafters)
+
+
+def _each(tell: Callable[[Drafter], None], drafters: Seq[Drafter]) -> None:
+    """Tell every drafter, also after one that fails. Raises an `ExceptionGroup` of the failures in the end."""
+    failures = []
+    for drafter in drafters:
+        try:
+            tell(drafter)
+        except Exception as error:
+            failures.append(error)
+    if failures:
+        raise ExceptionGroup("some drafters failed", failures)
 
 
 def _asked(drafter: Drafter, grants: Seq[Grant]) -> list[DraftTree]:

@@ -116,15 +116,24 @@ class AutomatonState:
 
     def row(self, path: tuple[int, ...]) -> NDArray[np.int32]:
         words = np.zeros((1 << 16) // 32, np.int32)
-        state: int | None = self.state
-        for token in path:
-            state = None if state is None else self.grammar.edges.get(state, {}).get(token)
+        state = self._after(path)
         if state is not None:
             allow(words, [*self.grammar.edges.get(state, ()), *self.grammar.ends.get(state, ())])
         return words
 
     def forced(self, path: tuple[int, ...] = ()) -> tuple[int, ...]:
-        return ()
+        self.grammar.fail("forced", self.length)
+        tokens: list[int] = []
+        state = self._after(path)
+        while (
+            state is not None
+            and len(edges := self.grammar.edges.get(state, {})) == 1
+            and not self.grammar.ends.get(state)
+            and len(tokens) < 99
+        ):
+            ((token, state),) = edges.items()
+            tokens.append(token)
+        return tuple(tokens)
 
     def advance(self, tokens: Seq[int]) -> None:
         for token in tokens:
@@ -134,6 +143,12 @@ class AutomatonState:
 
     def finish(self) -> None:
         """Any text that ends where it may is right."""
+
+    def _after(self, path: tuple[int, ...]) -> int | None:
+        state: int | None = self.state
+        for token in path:
+            state = None if state is None else self.grammar.edges.get(state, {}).get(token)
+        return state
 
     def _states(self, tree: DraftTree) -> list[int | None]:
         """The state behind each node; None where a token of its path is forbidden."""

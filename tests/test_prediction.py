@@ -45,7 +45,7 @@ def definition(prediction: Seq[int], text: Seq[int]) -> int:
     place, count = 0, 0
     apart: list[int] = []
     for token in text:
-        if not apart and prediction[place : place + 1] == [token]:
+        if not apart and list(prediction[place : place + 1]) == [token]:
             place, count = place + 1, count + 1
             continue
         apart.append(token)

@@ -6,6 +6,7 @@ Every expectation is a run without drafts, or a definition by brute force.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import random
 from collections.abc import Callable, Iterable
@@ -20,7 +21,10 @@ from torch import Tensor
 
 from specdec.batch import Batch
 from specdec.config import EngineConfig
+from specdec.drafters.combine import Combined
 from specdec.drafters.none import NoDrafter
+from specdec.drafters.prediction import PredictionDrafter
+from specdec.drafters.suffix import SuffixDrafter
 from specdec.engine import Engine, splitmix64
 from specdec.errors import (
     ConfigError,
@@ -229,6 +233,8 @@ HOSTILE: dict[str, Callable[[Grant], Any]] = {
     "a score above its parent's": lambda grant: tree(grant, [1, 2], [0, 1], [0.1, 0.2]),
     "scores below 0": lambda grant: tree(grant, [1, 2], [0, 1], [-math.inf, -math.inf]),
     "a score below that of a hopeless parent": lambda grant: tree(grant, [1, 2], [0, 1], [0.0, -1.0]),
+    "a source that is a list": lambda grant: DraftTree((grant.seq.tokens[-1],), (-1,), (1.0,), ([],)),  # type: ignore[arg-type]
+    "a source that is nothing": lambda grant: DraftTree((grant.seq.tokens[-1],), (-1,), (1.0,), (None,)),  # type: ignore[arg-type]
     "fewer scores": lambda grant: tree(grant, [1, 2], [0, 1], [0.1]),
 }
 
@@ -284,6 +290,7 @@ ANSWERS: dict[str, Callable[[Seq[Grant]], Any]] = {
     "too many": lambda grants: [root(grant.seq.tokens[-1]) for grant in (*grants, grants[0])],
     "None": lambda grants: None,
     "a number": lambda grants: 7,
+    "no end of trees": lambda grants: itertools.cycle([root(grants[0].seq.tokens[-1])]),
     "a generator that raises": lambda grants: (raises("late")(grant) for grant in grants),
 }
 
@@ -296,6 +303,35 @@ def test_a_drafter_that_fails_costs_its_drafts_only(kind: str) -> None:
     assert engine.metrics.drafter_errors > 0
     assert engine.metrics.acceptance.draft_tokens == 0
     assert_empty(engine)
+
+
+@pytest.mark.parametrize("kind", [*HOSTILE, *ANSWERS])
+@pytest.mark.parametrize("first", [False, True])
+def test_a_hostile_drafter_among_others_changes_no_text_and_keeps_nothing_alive(kind: str, first: bool) -> None:
+    hostile = Proposer(HOSTILE[kind]) if kind in HOSTILE else Returns(ANSWERS[kind])
+    suffix, prediction = SuffixDrafter(), PredictionDrafter()
+    engine = hash_engine(
+        CONFIGS["small pool"],
+        Combined([hostile, suffix, prediction] if first else [suffix, prediction, hostile]),
+    )
+    requests = mixed_requests(5)
+    guessed = [
+        replace(request, prediction=request.prompt if request.sampling.speculative else ()) for request in requests
+    ]
+    assert seen_by_caller(run(engine, guessed)) == expected_of(requests)
+    assert suffix.num_kept == prediction.num_kept == engine.policy.calibration.num_kept == 0
+    assert_empty(engine)
+
+
+def test_drafters_that_fail_to_learn_or_to_forget_keep_no_other_from_it() -> None:
+    broken, sound = RandomDrafter(3, VOCAB_SIZE), Proposer(lambda grant: root(grant.seq.tokens[-1]))
+    broken.observe = broken.forget = lambda *arguments: raises("broken")(None)  # type: ignore[assignment]
+    engine = hash_engine(CONFIGS["small pool"], Combined([broken, sound]))
+    requests = mixed_requests(4)
+    assert seen_by_caller(run(engine, requests)) == expected_of(requests)
+    assert sound.verified
+    assert sound.states == set()
+    assert engine.metrics.drafter_errors >= engine.metrics.steps
 
 
 @pytest.mark.parametrize("method", ["observe", "forget"])

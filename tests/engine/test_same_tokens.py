@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -12,11 +13,12 @@ from specdec.drafters.combine import Combined
 from specdec.drafters.forced import ForcedDrafter
 from specdec.drafters.ngram import NgramDrafter
 from specdec.drafters.none import NoDrafter
+from specdec.drafters.prediction import PredictionDrafter
 from specdec.drafters.suffix import SuffixDrafter
 from specdec.engine import Engine
 from specdec.grammar.spec import JsonSchema, Regex, Spec
 from specdec.protocols import Drafter
-from specdec.request import Request, Sampling, Stopping
+from specdec.request import PREDICTION, Request, Sampling, Speculative, Stopping
 from tests.drafters_for_tests import OracleDrafter, RandomDrafter
 from tests.fakes import Outcome, run, texts
 from tests.grammar.small_tokenizer import END_IDS, VOCAB_SIZE, compiler, encode
@@ -101,6 +103,7 @@ def drafters(family: str, spec: str, sampling: str) -> dict[str, Drafter]:
         "ngram": NgramDrafter(),
         "forced": ForcedDrafter(),
         "suffix": SuffixDrafter(),
+        "prediction": PredictionDrafter(),
         "forced,suffix": Combined([ForcedDrafter(), SuffixDrafter()]),
         "forced,ngram": Combined([ForcedDrafter(), NgramDrafter()]),
         "random": RandomDrafter(5, VOCAB_SIZE),
@@ -109,7 +112,23 @@ def drafters(family: str, spec: str, sampling: str) -> dict[str, Drafter]:
     }
 
 
-DRAFTERS = ["none", "ngram", "suffix", "forced", "forced,suffix", "forced,ngram", "random", "oracle", "oracle,random"]
+DRAFTERS = [
+    "none", "ngram", "suffix", "forced", "prediction", "forced,suffix", "forced,ngram", "random", "oracle",
+    "oracle,random",
+]  # fmt: skip
+
+
+def predicted(asked: list[Request], told: Texts) -> list[Request]:
+    """The requests with their first answers, edited here and there, as predictions."""
+    rng = random.Random(4)
+    known = []
+    for number, request in enumerate(asked):
+        answer = list(told[f"r{number}", 0].tokens)
+        for _ in range(len(answer) // 12):
+            place = rng.randrange(len(answer))
+            answer[place : place + rng.randint(0, 2)] = [rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(0, 2))]
+        known.append(replace(request, prediction=tuple(answer)))
+    return known
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -118,13 +137,43 @@ DRAFTERS = ["none", "ngram", "suffix", "forced", "forced,suffix", "forced,ngram"
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_same_tokens(drafter: str, spec: str, sampling: str, config: str) -> None:
     engine = new_engine("llama", drafters("llama", spec, sampling)[drafter], CONFIGS[config])
-    assert texts(run(engine, requests(SPECS[spec], SAMPLINGS[sampling]))) == root_only("llama", spec, sampling)
+    asked, told = requests(SPECS[spec], SAMPLINGS[sampling]), root_only("llama", spec, sampling)
+    assert texts(run(engine, predicted(asked, told) if drafter == PREDICTION else asked)) == told
     assert engine.metrics.drafter_errors == 0
     assert engine.scheduler.pool.usage == 0
     if config == "preempting":
         assert engine.metrics.preemptions > 0
-    if drafter.startswith("oracle") and config != "chunked":
+    if drafter.startswith(("oracle", PREDICTION)) and config != "chunked":
         assert engine.metrics.acceptance.accepted_tokens > 50  # paths, not only roots, were committed
+
+
+CHOICES: list[bool | Speculative] = [
+    True, False, Speculative("ngram"), Speculative("forced, prediction", 5), Speculative(max_nodes=1),
+    Speculative("suffix,ngram", 62),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("config", ["plain", "chunked", "preempting"])
+@pytest.mark.parametrize("spec", ["free", "schema"])
+def test_same_tokens_whatever_guesses_each_request_lets_in(spec: str, config: str) -> None:
+    drafter = Combined([PredictionDrafter(), ForcedDrafter(), SuffixDrafter(), NgramDrafter()])
+    engine = new_engine("llama", drafter, CONFIGS[config])
+    told = root_only("llama", spec, "filtered")
+    asked = [
+        replace(
+            request,
+            sampling=replace(request.sampling, speculative=choice),
+            prediction=request.prediction if choice in (CHOICES[0], CHOICES[3], CHOICES[4]) else (),
+        )
+        for request, choice in zip(predicted(requests(SPECS[spec], SAMPLINGS["filtered"]), told), CHOICES, strict=True)
+    ]
+    emissions = run(engine, asked)
+    assert texts(emissions) == told
+    assert engine.metrics.drafter_errors == 0
+    for parts in emissions.values():
+        allowed = parts[0].seq.request.sampling.guesses
+        assert max(part.num_drafts for part in parts) <= allowed.limit
+        assert parts[0].seq.acceptance.by_source.keys() <= {*(allowed.methods or drafter.names)}
 
 
 @pytest.mark.parametrize("config", CONFIGS)

@@ -118,6 +118,120 @@ async def test_the_same_seed_gives_the_same_text_streamed_or_whole_with_drafts_o
     assert third["choices"][0]["message"]["content"] == texts[2]
 
 
+def predicted(body: dict[str, Any]) -> tuple[int, int]:
+    """Tokens of the prediction that were accepted and rejected."""
+    details = body["usage"]["completion_tokens_details"]
+    return details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]
+
+
+@pytest.mark.parametrize("route", ["chat", "completions"])
+async def test_a_prediction_changes_no_text_and_its_tokens_are_counted(client: httpx.AsyncClient, route: str) -> None:
+    """The tokens of the tiny model are bytes; its texts are random, so few are whole characters: ASCII only."""
+    path = f"/v1/{'chat/' if route == 'chat' else ''}completions"
+    asked: dict[str, Any] = {"messages": MESSAGES} if route == "chat" else {"prompt": "hi"}
+    asked |= {"max_tokens": 40, "seed": 6, "ignore_eos": True, "n": 2, "regex": "[a-z ]{40}"}
+
+    async def ask(content: Any = None, **fields: Any) -> dict[str, Any]:
+        prediction = {} if content is None else {"prediction": {"type": "content", "content": content}}
+        answer = await client.post(path, json=asked | prediction | fields)
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    def texts(body: dict[str, Any]) -> list[str]:
+        return [choice["message"]["content"] if route == "chat" else choice["text"] for choice in body["choices"]]
+
+    plain = await ask()
+    first, second = texts(plain)
+    assert predicted(plain) == (0, 0)
+    for content in (first, [{"type": "text", "text": first[:7]}, {"type": "text", "text": first[7:]}]):
+        right = await ask(content, speculative={"receipts": True})
+        assert texts(right) == [first, second]
+        accepted, rejected = predicted(right)
+        assert accepted + rejected == 80
+        assert accepted >= 40  # all of the first choice's
+        count = right["speculation"]["by_source"]["prediction"]
+        assert 30 < count["accepted_tokens"] <= count["draft_tokens"] <= right["speculation"]["draft_tokens"]
+    alone = await ask(first[:10] + "QRST" + first[12:], n=1)
+    assert predicted(alone) == (38, 4)
+    assert texts(alone) == [first]
+    assert "by_source" not in alone["speculation"]
+    assert predicted(await ask("", n=1)) == (0, 0)
+    assert predicted(await ask("QRSTUV", n=1)) == (0, 6)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = await events(client, path, **asked | {"n": 1}, stream_options=options,
+                          prediction={"type": "content", "content": first}, speculative={"receipts": True})  # fmt: skip
+    counts = [sum(predicted(chunk)) for chunk in chunks]
+    assert set(counts) == {40}
+    assert predicted(chunks[-1]) == (40, 0)
+    assert chunks[-1]["speculation"]["by_source"]["prediction"]["accepted_tokens"] > 30
+
+
+async def test_a_prediction_that_is_of_no_use_is_refused(client: httpx.AsyncClient, model_folder: Path) -> None:
+    prediction = {"type": "content", "content": "x"}
+    for fields, param, code in (
+        ({"speculative": False}, "prediction", "invalid_value"),
+        ({"speculative": {"method": "suffix"}}, "prediction", "invalid_value"),
+        ({"prediction": {"type": "content", "content": "x" * 600}}, "prediction.content", "context_length_exceeded"),
+        ({"prediction": {"type": "content", "content": "x" * 1_000_000}}, "prediction.content",
+         "context_length_exceeded"),
+    ):  # fmt: skip
+        answer = await client.post("/v1/completions", json={"prompt": "hi", "prediction": prediction} | fields)
+        assert answer.status_code == 400, fields
+        assert (answer.json()["error"]["param"], answer.json()["error"]["code"]) == (param, code)
+    async with asgi_client(create_app(load_tiny(model_folder, drafter="none"), ServerConfig())) as other:
+        answer = await other.post("/v1/chat/completions", json={"messages": MESSAGES, "prediction": prediction})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "prediction"
+        assert "without drafts" in answer.json()["error"]["message"]
+
+
+async def test_a_request_may_choose_drafters_and_limit_them(client: httpx.AsyncClient) -> None:
+    asked = {"prompt": "abcabcabcabc", "max_tokens": 60, "ignore_eos": True, "regex": "(abc){20}"}
+    told = await complete(client, **asked, speculative={"receipts": True})
+    assert told["speculation"]["by_source"].keys() <= {"forced", "suffix"}
+    only = await complete(client, **asked, speculative={"method": "suffix", "receipts": True, "max_nodes": 3})
+    assert only["choices"][0]["text"] == told["choices"][0]["text"] == "abc" * 20
+    assert only["speculation"]["by_source"].keys() == {"suffix"}
+    assert only["speculation"]["draft_tokens"] <= 3 * only["speculation"]["forwards"]
+    off = await complete(client, **asked, speculative={"max_nodes": 0, "receipts": True})
+    assert (off["speculation"]["by_source"], off["speculation"]["draft_tokens"]) == ({}, 0)
+    for given, param in (
+        ({"method": "ngram"}, "speculative.method"),
+        ({"method": "suffix,"}, "speculative.method"),
+        ({"max_nodes": 63}, "speculative.max_nodes"),
+    ):
+        answer = await client.post("/v1/completions", json=asked | {"speculative": given})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+        if given == {"method": "ngram"}:
+            assert "prediction, forced, suffix" in answer.json()["error"]["message"]
+
+
+async def test_metrics_count_drafts_by_the_drafter_that_made_them(model_folder: Path) -> None:
+    loaded = load_tiny(model_folder)
+    async with asgi_client(create_app(loaded, ServerConfig())) as client:
+        body = await complete(
+            client, prompt="abcabcabc", max_tokens=60, regex="(abc){20}", speculative={"receipts": True}
+        )
+        lines = [line for line in (await client.get("/metrics")).text.splitlines() if not line.startswith("#")]
+    values = {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+    told = body["speculation"]
+    label = 'model_name="tiny"'
+    assert told["drafts"] > 0
+    assert values[f"specdec:spec_decode_num_drafts_total{{{label}}}"] == told["drafts"]
+    assert values[f"specdec:spec_decode_num_draft_tokens_total{{{label}}}"] == told["draft_tokens"]
+    assert values[f"specdec:spec_decode_num_accepted_tokens_total{{{label}}}"] == told["accepted_tokens"]
+    for depth, count in enumerate(told["accepted_per_position"]):
+        name = f'specdec:spec_decode_num_accepted_tokens_per_pos_total{{{label},position="{depth}"}}'
+        assert values[name] == count
+    for kind in ("draft_tokens", "accepted_tokens"):
+        family = f"specdec:spec_decode_num_{kind}_by_source_total"
+        found = {name: value for name, value in values.items() if name.startswith(family)}
+        assert found == {
+            f'{family}{{{label},source="{source}"}}': count[kind] for source, count in told["by_source"].items()
+        }
+        assert sum(found.values()) == told[kind]
+
+
 async def test_a_request_without_a_seed_says_which_it_got(client: httpx.AsyncClient) -> None:
     first = await chat(client)
     again = await chat(client, seed=first["choices"][0]["seed"])
@@ -280,7 +394,8 @@ async def test_models_version_health_and_metrics(shared: LoadedModel) -> None:
         assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
         assert (await client.get("/health")).json() == {"status": "ok"}
         assert (await client.get("/version")).json().keys() == {"version"}
-        assert (await complete(client, model="org/alias"))["model"] == "main"
+        # No end and no guess, or fewer tokens would come one by one.
+        assert (await complete(client, model="org/alias", ignore_eos=True, speculative=False))["model"] == "main"
         text = (await client.get("/metrics")).text
         for name in (
             "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total",

@@ -10,8 +10,9 @@ import pytest
 
 from specdec.errors import InvalidRequest
 from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex
+from specdec.request import Sampling, Speculative
 from specdec.server.errors import MAX_MESSAGE, answer
-from specdec.server.prepare import constraint
+from specdec.server.prepare import constraint, speculative
 from specdec.server.schemas import IGNORED, UNSUPPORTED, Body, ChatBody, CompletionBody, parse
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -68,6 +69,23 @@ def test_what_is_not_one_json_object_of_numbers_and_text_is_refused_at_once(raw:
         ({"stream": "yes"}, "stream"),
         ({"stream": 1}, "stream"),
         ({"speculative": "off"}, "speculative"),
+        ({"speculative": 0}, "speculative"),
+        ({"speculative": ["ngram"]}, "speculative"),
+        ({"speculative": {"enabled": False}}, "speculative.enabled"),
+        ({"speculative": {"method": 1}}, "speculative.method"),
+        ({"speculative": {"method": ["ngram"]}}, "speculative.method"),
+        ({"speculative": {"max_nodes": True}}, "speculative.max_nodes"),
+        ({"speculative": {"max_nodes": "8"}}, "speculative.max_nodes"),
+        ({"speculative": {"receipts": 1}}, "speculative.receipts"),
+        ({"prediction": "text"}, "prediction"),
+        ({"prediction": {"content": "text"}}, "prediction.type"),
+        ({"prediction": {"type": "text", "content": "text"}}, "prediction.type"),
+        ({"prediction": {"type": "content"}}, "prediction.content"),
+        ({"prediction": {"type": "content", "content": 1}}, "prediction.content"),
+        ({"prediction": {"type": "content", "content": ["text"]}}, "prediction.content.0"),
+        ({"prediction": {"type": "content", "content": [{"type": "image_url"}]}}, "prediction.content.0.type"),
+        ({"prediction": {"type": "content", "content": [{"type": "text"}]}}, "prediction.content.0.text"),
+        ({"prediction": {"type": "content", "content": "x", "tokens": 1}}, "prediction.tokens"),
         ({"stop": 3}, "stop"),
         ({"stop": ["a", 3]}, "stop.1"),
         ({"stop_token_ids": ["abc"]}, "stop_token_ids.0"),
@@ -135,6 +153,33 @@ def test_an_unsupported_field_is_refused_by_name_and_taken_where_it_asks_for_not
     assert (refused.value.param, refused.value.code) == (field, "unsupported_parameter")
     for neutral in (None, *UNSUPPORTED[field]):
         chat(**{field: neutral})
+
+
+@pytest.mark.parametrize(
+    ("asked", "meant", "receipts"),
+    [
+        (None, True, False),
+        (True, Speculative(), False),
+        (False, Speculative(max_nodes=0), False),
+        ({}, Speculative(), False),
+        ({"method": "suffix,ngram", "max_nodes": 4}, Speculative("suffix,ngram", 4), False),
+        ({"receipts": True}, Speculative(), True),
+    ],
+)
+def test_speculative_is_short_or_long(asked: object, meant: bool | Speculative, receipts: bool) -> None:
+    body = chat(speculative=asked)
+    assert speculative(body) == meant
+    assert body.receipts is receipts
+    assert Sampling(speculative=speculative(body)).guesses == (Speculative() if meant is True else meant)
+
+
+@pytest.mark.parametrize("kind", [ChatBody, CompletionBody])
+def test_a_prediction_is_text_or_parts_of_it(kind: type[Body]) -> None:
+    for content in ("ab", [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]):
+        fields: dict[str, Any] = {"messages": MESSAGES} if kind is ChatBody else {"prompt": "x"}
+        body = parse(json.dumps(fields | {"prediction": {"type": "content", "content": content}}).encode(), kind)
+        assert body.prediction is not None
+        assert body.prediction.text == "ab"
 
 
 def test_every_field_is_known_or_refused_never_both() -> None:

@@ -77,6 +77,33 @@ def test_json_schema(client: openai.OpenAI) -> None:
     assert json.loads(content).keys() == {"name", "old"}
 
 
+def test_a_prediction_and_what_became_of_it(client: openai.OpenAI) -> None:
+    """OpenAI's predicted outputs, as the client knows them."""
+    shape = {"regex": "[a-z]{60}"}
+    told = client.chat.completions.create(model="tiny", messages=MESSAGES, seed=4, max_tokens=60, extra_body=shape)
+    text = told.choices[0].message.content
+    assert text is not None
+    predictions: list[tuple[openai.types.chat.ChatCompletionPredictionContentParam, tuple[int, int]]] = [
+        ({"type": "content", "content": text}, (60, 0)),
+        ({"type": "content", "content": [{"type": "text", "text": text[:20] + "ZZ" + text[20:]}]}, (60, 2)),
+    ]
+    for prediction, counts in predictions:
+        reply = client.chat.completions.create(
+            model="tiny", messages=MESSAGES, seed=4, max_tokens=60, prediction=prediction, extra_body=shape
+        )
+        assert reply.choices[0].message.content == text
+        assert reply.usage is not None
+        details = reply.usage.completion_tokens_details
+        assert details is not None
+        assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == counts
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(
+            model="tiny", messages=MESSAGES, prediction={"type": "content", "content": "x"},
+            extra_body={"speculative": False},
+        )  # fmt: skip
+    assert refused.value.param == "prediction"
+
+
 def test_completions_and_models(client: openai.OpenAI) -> None:
     reply = client.completions.create(model="tiny", prompt=["a", "b"], max_tokens=4, echo=True)
     assert [choice.text[0] for choice in reply.choices] == ["a", "b"]
