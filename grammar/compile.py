@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from specdec.errors import ConfigError, InvalidRequest
-from specdec.grammar.llguidance import LlguidanceTokens, compile_json, compile_llguidance
+from specdec.grammar.llguidance import LlguidanceTokens, compile_json, compile_llguidance, compile_structural
 from specdec.grammar.patterns import PatternRefused
 from specdec.grammar.refusal import refusal
 from specdec.grammar.rust_patterns import one_of, reduced
@@ -25,9 +26,11 @@ from specdec.grammar.spec import (
     Lark,
     Regex,
     Spec,
+    StructuralTag,
     Whitespace,
 )
 from specdec.grammar.validated import ValidatedGrammar
+from specdec.grammar.structural import structural_grammar
 from specdec.protocols import Grammar
 
 MAX_CACHED = 128
@@ -47,6 +50,7 @@ _FIELDS: dict[type, str] = {
     Choice: "options",
     Ebnf: "text",
     Lark: "text",
+    StructuralTag: "tag",
 }
 
 
@@ -98,7 +102,8 @@ class Compiler:
 
         Raises `InvalidRequest` naming `param` (the spec's own field where that is None) when the spec does not parse,
         asks for what no backend enforces, or cannot be satisfied; its code is one of "invalid_schema",
-        "unsupported_schema", "unsatisfiable", "invalid_regex", "invalid_grammar", "too_large".
+        "unsupported_schema", "unsatisfiable", "invalid_regex", "invalid_grammar", "invalid_structural_tag",
+        "unsupported_structural_tag", "too_large".
         """
         if type(spec) not in _FIELDS:
             names = ", ".join(kind.__name__ for kind in _FIELDS)
@@ -121,6 +126,8 @@ class Compiler:
                 return self._json(spec.text, spec.whitespace, spec.formats, param)
             case JsonObject():
                 return self._json('{"type":"object"}', spec.whitespace, "assert", param)
+            case StructuralTag():
+                return self._structural(spec, param)
             case Ebnf():
                 if missing := _missing("xgrammar"):
                     raise refusal(param, f"is EBNF, which {missing}", "unsupported_parameter")
@@ -138,6 +145,16 @@ class Compiler:
             raise InvalidRequest(param, error.message, code=error.code) from error
         tokens = self._llguidance()
         return ValidatedGrammar(compile_json(prepared, whitespace, tokens, param), prepared.validator, tokens.spell)
+
+    def _structural(self, spec: StructuralTag, param: str) -> Grammar:
+        tokens = self._llguidance()
+        structural = structural_grammar(
+            json.loads(spec.text),
+            param,
+            lambda schema: prepare(JsonSchema(schema).text, formats=spec.formats, remotes=self._remotes),
+            lambda regex, name: compile_llguidance(regex, tokens, name),
+        )
+        return compile_structural(structural, spec.whitespace, tokens, param)
 
     def _llguidance(self) -> LlguidanceTokens:
         with self._loading:

@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 
 from specdec.grammar.compile_process import CompileProcess, TooSlow
 from specdec.grammar.llguidance import LlguidanceTokens
-from specdec.grammar.patterns import Choice as Options
-from specdec.grammar.patterns import Class, Node, Repeat, Sequence
+from specdec.grammar.patterns import Node
 from specdec.grammar.refusal import refusal
-from specdec.grammar.rust_patterns import NOTHING, without
-from specdec.grammar.walk import MatcherFailed, TreeConstraint, Vocabulary, has
+from specdec.grammar.rust_patterns import NOTHING, without, written
+from specdec.grammar.walk import MatcherFailed, TreeConstraint, Vocabulary
 
 MAX_WRITTEN = 1_000_000  # characters of a pattern with every class spelled out
 SENTINEL = 0x10FFFF  # a noncharacter, which marks the end of the pattern
@@ -37,11 +36,11 @@ class OutlinesBackend:
         node = without(node, SENTINEL)
         if node == NOTHING:
             raise refusal(param, "no text without U+10FFFF, a noncharacter, satisfies it", "unsatisfiable")
-        written = _written(node)
-        if len(written) > MAX_WRITTEN:
-            raise refusal(param, f"has {len(written)} characters with its classes spelled out", "too_large")
+        text = written(node)
+        if len(text) > MAX_WRITTEN:
+            raise refusal(param, f"has {len(text)} characters with its classes spelled out", "too_large")
         try:
-            compiled, result = self._process.compile(self._target, written)
+            compiled, result = self._process.compile(self._target, text)
         except TooSlow as error:
             raise refusal(param, str(error), "too_large") from error
         if not compiled:
@@ -79,7 +78,7 @@ class Automaton:
     def next(self, state: int, token: int) -> int | None:
         """The state after `token`; None where it may not follow."""
         row_W = self.rows_SW[state]
-        if not 0 <= token < self.vocabulary.size or not has(row_W, token):
+        if not self.vocabulary.allows(row_W, token):
             return None
         word, below = token >> 5, (1 << (token & 31)) - 1
         rank = int(np.bitwise_count(row_W[:word].view(np.uint32)).sum())
@@ -96,7 +95,7 @@ class AutomatonMatcher:
         self._automaton = automaton
         self._states = [0]
 
-    def fill(self, words_W: NDArray[np.int32]) -> bool:
+    def fill(self, words_W: NDArray[np.int32], address: int) -> bool:
         """See `Matcher.fill`."""
         words_W[:] = self._automaton.rows_SW[self._states[-1]]
         return bool(self._automaton.ends_S[self._states[-1]])
@@ -116,19 +115,3 @@ class AutomatonMatcher:
     def forced(self) -> Seq[int]:
         """See `Matcher.forced`: none. A row tells which tokens may follow, not which the tokenizer would write."""
         return ()
-
-
-def _written(node: Node) -> str:
-    """The pattern in Rust's dialect, every class as ranges."""
-    match node:
-        case Class():
-            ranges = "".join(f"\\x{{{low:x}}}-\\x{{{high:x}}}" for low, high in node.ranges)
-            return f"[{ranges}]"
-        case Sequence():
-            return "".join(map(_written, node.parts))
-        case Options():
-            return f"(?:{'|'.join(map(_written, node.options))})"
-        case Repeat():
-            return f"(?:{_written(node.body)}){{{node.least},{'' if node.most is None else node.most}}}"
-        case _:
-            raise AssertionError(node)

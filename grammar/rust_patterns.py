@@ -236,6 +236,26 @@ class _Reader:
         return Class(class_ranges("".join(sorted(self._flags & {"i", "s"})), asked or written))
 
 
+def written(node: Node) -> str:
+    """A reduced pattern in Rust's dialect again, every class as ranges and without a slash."""
+    match node:
+        case Class():
+            ranges = "".join(f"\\x{{{low:x}}}-\\x{{{high:x}}}" for low, high in node.ranges)
+            return f"[{ranges}]"
+        case Sequence():
+            return "".join(map(written, node.parts))
+        case Choice():
+            return f"(?:{'|'.join(map(written, node.options))})"
+        case Repeat():
+            return f"(?:{written(node.body)}){{{node.least},{'' if node.most is None else node.most}}}"
+        case _:
+            raise AssertionError(node)
+
+
+def _without_slashes(pattern: str) -> str:
+    return re.sub(r"(?s)\\.|/", lambda match: r"\x2f" if match[0][-1] == "/" else match[0], pattern)
+
+
 def _single(code: int) -> Class:
     return Class(((code, code),))
 
@@ -249,7 +269,7 @@ def class_ranges(flags: str, atom: str) -> tuple[tuple[int, int], ...]:
     atom = f"(?{flags}:{atom})"
     if (codes := _codes(LLMatcher.grammar_from_regex(atom), MASKS)) is not None:
         return _ranges(codes)
-    others = f"start: OTHERS\nOTHERS: /(?s:.)/ & ~/{atom.replace('/', chr(92) + '/')}/\n"
+    others = f"start: OTHERS\nOTHERS: /(?s:.)/ & ~/{_without_slashes(atom)}/\n"
     if (codes := _codes(LLMatcher.grammar_from_lark(others), MASKS)) is not None:
         return _gaps(_ranges(codes))
     codes = _codes(LLMatcher.grammar_from_regex(atom), None)

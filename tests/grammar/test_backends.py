@@ -337,6 +337,7 @@ def test_a_class_is_read_as_llguidance_reads_it_whether_small_or_large() -> None
         *((0, 46), (48, 96), (100, 119), (121, 0xD7FF)),
         (0xE000, 0x10FFFF),
     )
+    assert class_ranges("", r"[^\/]") == class_ranges("", "[^/]") == class_ranges("", r"[^\x2f]")
     digits, others = class_ranges("", r"\d"), class_ranges("", r"\D")
     assert sum(high - low + 1 for low, high in (*digits, *others)) == 0x110000 - 0x800
     assert class_ranges("i", "k") == ((75, 75), (107, 107), (0x212A, 0x212A))
