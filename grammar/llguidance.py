@@ -1,10 +1,12 @@
-"""The llguidance backend: JSON Schema, JSON objects, regular expressions, choices and Lark. Knows no EBNF.
+"""The llguidance backend: JSON Schema, JSON objects, regular expressions, choices, Lark and structural tags. Knows no
+EBNF.
 
 Strict: a schema is enforced as a whole or refused. W words of 32 bits.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -13,11 +15,13 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
-from specdec.errors import ConfigError
+from specdec.errors import ConfigError, ConstraintError
 from specdec.grammar.lark import structure
 from specdec.grammar.refusal import refusal
 from specdec.grammar.schema import PreparedSchema
 from specdec.grammar.spec import Choice, Lark, Regex, Whitespace
+from specdec.grammar.structural import StructuralGrammar
+from specdec.grammar.validated import Complaint, Validated, Validator, problem
 from specdec.grammar.walk import MatcherFailed, TreeConstraint, Vocabulary
 
 SILENT = 0
@@ -85,6 +89,29 @@ class LlguidanceGrammar:
             lambda: self.tokens.matcher(_compiled(self.source, self.tokens)),
             self.tokens.vocabulary,
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TaggedGrammar:
+    """A grammar of texts with JSON in them: what it captures under a number is judged by the validator with it."""
+
+    grammar: LlguidanceGrammar
+    validators: tuple[Validator, ...]
+
+    def start(self) -> Validated:
+        """See `Grammar.start`."""
+        return Validated(self.grammar.start(), self.judge)
+
+    def judge(self, tokens: Seq[int]) -> Complaint | None:
+        """What the schemas say of the JSON in a whole text."""
+        matcher = self.grammar.matcher.deep_copy()
+        if matcher.try_consume_tokens(list(tokens)) < len(tokens):
+            raise ConstraintError("the grammar failed: it does not take the whole text again")
+        for name, data in matcher.get_captures():
+            wrong = problem(data, self.validators[int(name)])
+            if wrong is not None:
+                return Complaint(wrong, data)
+        return None
 
 
 class LlguidanceMatcher:
@@ -162,6 +189,22 @@ def compile_json(
     if matcher.is_error():
         raise refusal(param, f"is too complex: {matcher.get_error()}", "too_large")
     return _started(source, matcher, tokens, param)
+
+
+def compile_structural(
+    structural: StructuralGrammar, whitespace: Whitespace, tokens: LlguidanceTokens, param: str
+) -> TaggedGrammar:
+    """The grammar of tagged text. Raises `InvalidRequest` for `param` when it is too large or unsatisfiable."""
+    grammars = [{"name": "text", "lark_grammar": structural.lark}]
+    for number, (prepared, own) in enumerate(structural.schemas):
+        text = prepared.text + structure(_whitespace(own or whitespace))
+        grammars.append({"name": f"schema{number}", "lark_grammar": text})
+    source = json.dumps({"grammars": grammars})
+    matcher = _compiled(source, tokens)
+    if matcher.is_error():
+        raise refusal(param, f"is too complex: {matcher.get_error()}", "too_large")
+    validators = tuple(prepared.validator for prepared, _ in structural.schemas)
+    return TaggedGrammar(_started(source, matcher, tokens, param), validators)
 
 
 def _started(source: str, matcher: LLMatcher, tokens: LlguidanceTokens, param: str) -> LlguidanceGrammar:

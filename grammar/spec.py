@@ -153,7 +153,40 @@ class Lark:
             raise InvalidRequest("text", f"must nest at most {MAX_GRAMMAR_DEPTH} brackets", code="too_large")
 
 
-Spec = JsonSchema | JsonObject | Regex | Choice | Ebnf | Lark
+@dataclass(frozen=True, slots=True)
+class StructuralTag:
+    """Text in which parts between tags follow schemas or patterns. `tag` is `{"format": {...}}` as xgrammar has it, or
+    the older `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`, or the JSON text of either; it is kept
+    as JSON text. `whitespace` and `formats` are those of the JSON in it, as in `JsonSchema`.
+
+    Raises `InvalidRequest` for what is not a JSON object, or one above 256 kB, 64 levels or 2,000 branches.
+    """
+
+    tag: str | Mapping[str, Any]
+    whitespace: Whitespace = "flexible"
+    formats: Formats = "assert"
+
+    def __post_init__(self) -> None:
+        _check_whitespace(self.whitespace)
+        if self.formats not in ("assert", "annotate"):
+            raise InvalidRequest("formats", f'must be "assert" or "annotate", got {self.formats!r}')
+        try:
+            text = _schema_text(self.tag)
+        except InvalidRequest as error:
+            code = "invalid_structural_tag" if error.code == "invalid_schema" else error.code
+            raise InvalidRequest("tag", error.message, code=code) from error
+        if text in ("true", "false"):
+            raise InvalidRequest("tag", "must be a JSON object, got a boolean", code="invalid_structural_tag")
+        object.__setattr__(self, "tag", text)
+
+    @property
+    def text(self) -> str:
+        """The tag as JSON text, its keys in the caller's order."""
+        assert isinstance(self.tag, str)
+        return self.tag
+
+
+Spec = JsonSchema | JsonObject | Regex | Choice | Ebnf | Lark | StructuralTag
 
 
 def written_grammar(text: object) -> Ebnf | Lark:

@@ -40,18 +40,31 @@ class ValidatedGrammar:
 
     def start(self) -> Validated:
         """See `Grammar.start`."""
-        return Validated(self.grammar.start(), self.validator, self.spell)
+        return Validated(self.grammar.start(), self.judge)
+
+    def judge(self, tokens: Seq[int]) -> Complaint | None:
+        """What the schema says of a whole text."""
+        data = b"".join(map(self.spell, tokens))
+        wrong = problem(data, self.validator)
+        return None if wrong is None else Complaint(wrong, data)
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """What is wrong with a JSON text."""
+
+    wrong: str
+    data: bytes
 
 
 class Validated:
-    """A `Constraint` that is another one until the text ends."""
+    """A `Constraint` that is another one until the text ends; then `judge` looks at its tokens."""
 
-    __slots__ = ("_inner", "_spell", "_tokens", "_validator")
+    __slots__ = ("_inner", "_judge", "_tokens")
 
-    def __init__(self, inner: Constraint, validator: Validator, spell: Callable[[int], bytes]) -> None:
+    def __init__(self, inner: Constraint, judge: Callable[[Seq[int]], Complaint | None]) -> None:
         self._inner = inner
-        self._validator = validator
-        self._spell = spell
+        self._judge = judge
         self._tokens: list[int] = []
 
     def prune(self, tree: DraftTree) -> DraftTree:
@@ -78,12 +91,11 @@ class Validated:
     def finish(self) -> None:
         """See `Constraint.finish`: a value that its schema refuses means that the grammar is wrong."""
         self._inner.finish()
-        data = b"".join(map(self._spell, self._tokens))
-        wrong = problem(data, self._validator)
-        if wrong is not None:
-            shown = repr(data[-MAX_SHOWN:].decode(errors="replace"))
+        complaint = self._judge(self._tokens)
+        if complaint is not None:
+            shown = repr(complaint.data[-MAX_SHOWN:].decode(errors="replace"))
             raise ConstraintError(
-                f"the text passed the grammar but not its schema: {wrong}. This is a bug in specdec; please report it "
+                f"the text passed the grammar but not its schema: {complaint.wrong}. This is a bug in specdec; please report it "
                 f"with the schema and the text, which ends with {shown}"
             )
 

@@ -1,5 +1,6 @@
-"""The xgrammar backend: EBNF. Importing this file costs seconds (it loads torch and transformers), so only
-`compile` does, when the first EBNF spec comes. W words of 32 bits.
+"""The xgrammar backend: EBNF, and regular expressions written as EBNF, since its own reading of them differs.
+Importing this file costs seconds (it loads torch and transformers), so only `compile` does, when it is needed.
+W words of 32 bits.
 """
 
 from __future__ import annotations
@@ -11,31 +12,42 @@ import numpy as np
 import xgrammar
 from numpy.typing import NDArray
 
-from specdec.grammar.ebnf_process import EbnfProcess, TooSlow
+from specdec.grammar.compile_process import CompileProcess, TooSlow
+from specdec.grammar.llguidance import LlguidanceTokens
+from specdec.grammar.patterns import EMPTY, Class, Node, Repeat, Sequence
+from specdec.grammar.patterns import Choice as Options
 from specdec.grammar.refusal import refusal
-from specdec.grammar.spec import Ebnf
+from specdec.grammar.rust_patterns import NOTHING
 from specdec.grammar.walk import MatcherFailed, TreeConstraint, Vocabulary
 
+FEW_RANGES = 4  # a class of more gets a rule of its own
 
-class XgrammarCompiler:
-    """Compiles EBNF for one model, in `process`. `token_bytes` has one entry a token, empty where it is no text."""
 
-    def __init__(self, token_bytes: list[bytes], vocabulary: Vocabulary, process: EbnfProcess) -> None:
-        self._vocabulary = vocabulary
-        self._process = process
+class XgrammarBackend:
+    """Compiles EBNF and reduced patterns for one model, in a process of its own."""
+
+    def __init__(self, tokens: LlguidanceTokens) -> None:
+        self._vocabulary = tokens.vocabulary
+        self._process = CompileProcess("xgrammar_worker.py")
         self._info = xgrammar.TokenizerInfo(
-            token_bytes,
+            tokens.token_bytes(),
             xgrammar.VocabType.RAW,
-            vocab_size=vocabulary.size,
-            stop_token_ids=sorted(vocabulary.end_ids),
+            vocab_size=self._vocabulary.size,
+            stop_token_ids=sorted(self._vocabulary.end_ids),
         )
         self._info_json = self._info.serialize_json()
 
-    def compile(self, spec: Ebnf, param: str) -> XgrammarGrammar:
-        """The grammar of `spec`. Raises `InvalidRequest` for `param` when it does not parse, derives no text or takes
+    def compile(self, node: Node, param: str) -> XgrammarGrammar:
+        """The grammar of the texts of `node`. Raises `InvalidRequest` as `compile_ebnf` does."""
+        if node == NOTHING:
+            raise refusal(param, "no text satisfies it", "unsatisfiable")
+        return self.compile_ebnf(written(node), param)
+
+    def compile_ebnf(self, text: str, param: str) -> XgrammarGrammar:
+        """The grammar of `text`. Raises `InvalidRequest` for `param` when it does not parse, derives no text or takes
         too long to compile."""
         try:
-            compiled, result = self._process.compile(self._info_json, spec.text)
+            compiled, result = self._process.compile(self._info_json, text)
         except TooSlow as error:
             raise refusal(param, str(error), "too_large") from error
         if not compiled:
@@ -49,6 +61,36 @@ class XgrammarCompiler:
         if not row_W.any():
             raise refusal(param, "the rule root derives no text that this model can write", "unsatisfiable")
         return grammar
+
+
+def written(node: Node) -> str:
+    """EBNF of the texts of a reduced pattern."""
+    classes: dict[Class, str] = {}
+    root = f"root ::= {_expression(node, classes)}\n"
+    return root + "".join(f"{name} ::= {_members(item)}\n" for item, name in classes.items())
+
+
+def _expression(node: Node, classes: dict[Class, str]) -> str:
+    match node:
+        case Class() if len(node.ranges) > FEW_RANGES:
+            return classes.setdefault(node, f"class{len(classes)}")
+        case Class():
+            return _members(node)
+        case Sequence() if node == EMPTY:
+            return '""'
+        case Sequence():
+            return " ".join(_expression(part, classes) for part in node.parts)
+        case Options():
+            return f"({' | '.join(_expression(option, classes) for option in node.options)})"
+        case Repeat():
+            most = "" if node.most is None else node.most
+            return f"({_expression(node.body, classes)}){{{node.least},{most}}}"
+        case _:
+            raise AssertionError(node)
+
+
+def _members(node: Class) -> str:
+    return "[" + "".join(f"\\U{low:08x}-\\U{high:08x}" for low, high in node.ranges) + "]"
 
 
 class XgrammarGrammar:

@@ -19,7 +19,7 @@ from specdec.costs import cost_table, drafter_costs
 from specdec.cpu import cpu_name
 from specdec.engine import Engine
 from specdec.errors import ConfigError, InvalidRequest, ModelError
-from specdec.grammar.compile import Compiler
+from specdec.grammar.compile import Compiler, check_backend
 from specdec.loader import Checkpoint, load, open_checkpoint
 from specdec.policy import Policy
 from specdec.protocols import Drafter, Model
@@ -53,7 +53,8 @@ class Options:
 
     `device` is "cpu" or "cuda"; `dtype` "float32" or "bfloat16"; `quantize` "int8" (CPU only) or None;
     `kv_cache_tokens` is the size of the KV pool in tokens; `drafter` is a comma-separated list of drafters; `policy` is
-    "auto" (verify guesses that are worth their rows, by costs measured once) or "fixed" (verify up to `max_drafts`).
+    "auto" (verify guesses that are worth their rows, by costs measured once) or "fixed" (verify up to `max_drafts`);
+    `grammar_backend` is "auto", "llguidance", "xgrammar" or "outlines" (see `Compiler`).
     """
 
     device: str | None = None
@@ -72,6 +73,7 @@ class Options:
     chat_template: str | None = None
     use_generation_config: bool = True
     threads: int | None = None
+    grammar_backend: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,7 @@ def build(
     names = drafter_names(options.drafter)
     if options.policy not in ("auto", "fixed"):
         raise ConfigError(f"policy must be auto or fixed, got {options.policy!r}")
+    check_backend(options.grammar_backend)
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device not in ("cpu", "cuda"):
         raise ConfigError(f"device must be cpu or cuda, got {device!r}")
@@ -148,7 +151,7 @@ def build(
         checkpoint.name,
         engine,
         tokenizer,
-        Compiler(tokenizer.json, runner.vocab_size, ends, tokenizer.special_ids),
+        Compiler(tokenizer.json, runner.vocab_size, ends, tokenizer.special_ids, backend=options.grammar_backend),
         _template(checkpoint, tokenizer, options),
         sampling,
     )

@@ -453,6 +453,7 @@ def _options(
         chat_template=None if given.chat_template is None else str(given.chat_template),
         use_generation_config=given.generation_config == "auto",
         threads=given.threads,
+        grammar_backend=given.grammar_backend,
     )
 
 

@@ -109,6 +109,14 @@ class ModelOptions:
     threads: Annotated[
         int | None, typer.Option(help="CPU threads; if left out, torch decides.", rich_help_panel=_MODEL)
     ] = None
+    grammar_backend: Annotated[
+        Literal["auto", "llguidance", "xgrammar", "outlines"],
+        typer.Option(
+            help="What compiles regular expressions and choices; it changes no meaning. Other constraints have one "
+            "backend that enforces them whole.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = "auto"
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,7 @@ def test_every_model_option_reaches_the_engine(folder: str) -> None:
         chat_template=Path("t.jinja"),
         generation_config="none",
         threads=7,
+        grammar_backend="llguidance",
     )
     assert _options(given, max_waiting=8) == Options(
         device="cpu",
@@ -131,6 +132,7 @@ def test_every_model_option_reaches_the_engine(folder: str) -> None:
         chat_template="t.jinja",
         use_generation_config=False,
         threads=7,
+        grammar_backend="llguidance",
     )
     assert _options(ModelOptions()) == Options()
 

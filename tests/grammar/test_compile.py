@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from specdec.errors import ConfigError, InvalidRequest
-from specdec.grammar import ebnf_process
+from specdec.grammar import compile_process
 from specdec.grammar.compile import MAX_CACHED, Compiler
 from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex, Spec, written_grammar
 from specdec.mask import TokenMask
@@ -355,7 +355,7 @@ assert "xgrammar" in sys.modules
 
 def test_a_grammar_that_takes_too_long_is_refused_and_the_next_one_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some 30 nullable rules take xgrammar longer than a second; a thousand, for ever."""
-    monkeypatch.setattr(ebnf_process, "COMPILE_SECONDS", 1.0)
+    monkeypatch.setattr(compile_process, "COMPILE_SECONDS", 1.0)
     rules = "".join(f"r{i} ::= r{i + 1} r{i + 1} | [a-z] r{i + 1}\n" for i in range(300))
     fresh = new_compiler()
     with pytest.raises(InvalidRequest) as caught:
@@ -366,7 +366,7 @@ def test_a_grammar_that_takes_too_long_is_refused_and_the_next_one_compiles(monk
 
 
 def test_the_process_ends_with_its_compiler() -> None:
-    process = ebnf_process.EbnfProcess()
+    process = compile_process.CompileProcess("outlines_worker.py")
     child = process._process
     del process
     gc.collect()

@@ -1,7 +1,5 @@
-"""The program of the process that compiles EBNF. Run by its path, so it imports nothing of ours.
-
-It reads lines of JSON: first a serialised TokenizerInfo, then grammars. It answers each with a line of JSON: "ready",
-then [true, serialised grammar] or [false, what is wrong].
+"""The program of the process that compiles by xgrammar (see `CompileProcess`). Run by its path, so it imports nothing
+of ours. It is told a serialised TokenizerInfo, then EBNF; its results are serialised grammars.
 """
 
 from __future__ import annotations

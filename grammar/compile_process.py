@@ -1,5 +1,5 @@
-"""A process of its own for compiling EBNF: a short grammar can hold the compiler for hours, and nothing but killing
-the process stops it. Knows no grammar, only lines of JSON and a deadline.
+"""A process of its own for compiling: a short grammar or pattern can hold a library for hours or fill the memory, and
+nothing but killing the process stops it. Knows no library and no grammar, only lines of JSON and a deadline.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 import threading
 import weakref
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from specdec.errors import ConfigError
 
@@ -19,41 +19,45 @@ logger = logging.getLogger(__name__)
 
 START_SECONDS = 300.0
 COMPILE_SECONDS = 10.0
-PROGRAM = Path(__file__).with_name("ebnf_worker.py")
 
 
 class TooSlow(Exception):
-    """The grammar did not compile within its time, or broke the process."""
+    """The text did not compile within its time, or broke the process."""
 
 
-class EbnfProcess:
-    """Compiles grammars, one at a time, each within 10 seconds. The process starts at once, and again after a kill."""
+class CompileProcess:
+    """Compiles texts by a program beside this file, one at a time, each within 10 seconds. The process starts at once,
+    and again after a kill."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: str) -> None:
+        """`program` reads a line of JSON that says what to compile for, and answers "ready"; then it reads texts, and
+        answers each with `[true, result]` or `[false, what is wrong]`."""
+        self._program = Path(__file__).with_name(program)
         self._lock = threading.Lock()
         self._ready = False
         self._start()
 
-    def compile(self, info: str, text: str) -> tuple[bool, str]:
-        """Whether `text` compiles for the vocabulary `info` (the same in every call), with the serialised grammar or
-        what is wrong. Raises `TooSlow`."""
+    def compile(self, target: object, text: str) -> tuple[bool, Any]:
+        """Whether `text` compiles for `target` (the same in every call), with the result or what is wrong with it.
+        Raises `TooSlow`."""
         with self._lock:
             if self._process.poll() is not None:
                 self._start()
             if not self._ready:
-                if self._ask(info, START_SECONDS) != "ready":
-                    raise ConfigError("xgrammar cannot be started; its process says why on the error output")
+                if self._ask(target, START_SECONDS) != "ready":
+                    name = self._program.stem.removesuffix("_worker")
+                    raise ConfigError(f"{name} cannot be started; its process says why on the error output")
                 self._ready = True
             answer = self._ask(text, COMPILE_SECONDS)
             if not isinstance(answer, list):
-                raise TooSlow(f"does not compile within {COMPILE_SECONDS:g} seconds")
+                raise TooSlow(f"does not compile within {COMPILE_SECONDS:g} seconds and the memory that is allowed")
             compiled, result = answer
             return compiled, result
 
     def _start(self) -> None:
-        # -P: the folder of the program holds an xgrammar.py of ours. A session of its own: Ctrl-C is not for it.
+        # -P: the program's folder holds modules named as the libraries. A session of its own: Ctrl-C is not for it.
         self._process = subprocess.Popen(
-            [sys.executable, "-P", str(PROGRAM)],
+            [sys.executable, "-P", str(self._program)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             encoding="utf-8",
@@ -65,7 +69,7 @@ class EbnfProcess:
         self._pipes: tuple[IO[str], IO[str]] = (self._process.stdin, self._process.stdout)
         weakref.finalize(self, _end, self._process, self._pipes)
 
-    def _ask(self, question: str, seconds: float) -> object:
+    def _ask(self, question: object, seconds: float) -> object:
         """The answer to a line, or None where the process died or was killed for taking too long."""
         questions, answers = self._pipes
         timer = threading.Timer(seconds, self._process.kill)
