@@ -83,12 +83,13 @@ def structure(whitespace: str | None) -> str:
     )
 
 
-def write(lowering: Lowering, root: Child) -> str:
-    """The grammar of what `root` allows, without the terminals of `structure`. Raises `Refused`, `Unsatisfiable`,
-    `TooLarge`."""
+def write(lowering: Lowering, root: Child) -> tuple[str, bool]:
+    """The grammar of what `root` allows, without the terminals of `structure`, and whether it lets some object make up
+    keys: those may then repeat. Raises `Refused`, `Unsatisfiable`, `TooLarge`."""
     writer = _Writer(lowering)
     writer.reach(root)
-    return writer.text(root)
+    text = writer.text(root)
+    return text, writer.has_open_keys
 
 
 class _Writer:
@@ -103,6 +104,7 @@ class _Writer:
         self._refusals: set[Refusal] = set()
         self._any_used = False
         self._names = itertools.count()
+        self.has_open_keys = False
 
     # What can be written at all
 
@@ -193,6 +195,7 @@ class _Writer:
             raise Refused(self._refusals)
         lines = [f"start: {start}", *self._lines, *(f"{name}: {body}" for body, name in self._terminals.items())]
         if self._any_used:
+            self.has_open_keys = True
             scalar = " | ".join(("/null|true|false/", numbers.ANY_NUMBER, "STRING"))
             lines += [f"STRING: {STRING}", f"SCALAR: {scalar}"]
             lines += ["any: SCALAR | OBRACKET (any (COMMA any)*)? CBRACKET | OBRACE (pair (COMMA pair)*)? CBRACE"]
@@ -607,6 +610,7 @@ class _Writer:
         """A rule for a pair whose key is not named."""
         if not cells:
             return None
+        self.has_open_keys = True
         name = self._name("x")
         return self._rule(name, [f"{self._terminal(body)} COLON {self._symbol(child)}" for body, child in cells])
 

@@ -16,7 +16,9 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
 from specdec.errors import ConfigError, ConstraintError
+from specdec.grammar.keys import Keys
 from specdec.grammar.lark import structure
+from specdec.grammar.narrowing import Narrowing, TokenTable
 from specdec.grammar.refusal import refusal
 from specdec.grammar.schema import PreparedSchema
 from specdec.grammar.spec import Choice, Lark, Regex, Whitespace
@@ -38,6 +40,7 @@ class LlguidanceTokens:
 
     tokenizer: LLTokenizer
     vocabulary: Vocabulary
+    table: TokenTable
 
     @classmethod
     def load(
@@ -55,7 +58,11 @@ class LlguidanceTokens:
             for token in range(min(vocab_size, tokenizer.vocab_size))
             if token not in special_ids and not tokenizer.is_special_token(token)
         )
-        return cls(tokenizer, Vocabulary.of(vocab_size, text_ids, end_ids))
+        vocabulary = Vocabulary.of(vocab_size, text_ids, end_ids)
+        spelled = (
+            tokenizer.decode_bytes([token]) if vocabulary.is_text(token) else b"" for token in range(vocabulary.size)
+        )
+        return cls(tokenizer, vocabulary, TokenTable.of(spelled, len(vocabulary.text_words_W)))
 
     def matcher(self, matcher: LLMatcher) -> LlguidanceMatcher:
         """A `Matcher` over one of llguidance's for this tokenizer."""
@@ -67,7 +74,7 @@ class LlguidanceTokens:
 
     def token_bytes(self) -> list[bytes]:
         """The bytes of every token of the logits, in order; empty for those that are no text."""
-        return [self.spell(t) if self.vocabulary.is_text(t) else b"" for t in range(self.vocabulary.size)]
+        return list(self.table.spelled)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,6 +88,7 @@ class LlguidanceGrammar:
     source: str
     matcher: LLMatcher
     tokens: LlguidanceTokens
+    narrowing: Narrowing | None = None
 
     def start(self) -> TreeConstraint:
         """See `Grammar.start`."""
@@ -88,6 +96,7 @@ class LlguidanceGrammar:
             lambda: self.tokens.matcher(self.matcher.deep_copy()),
             lambda: self.tokens.matcher(_compiled(self.source, self.tokens)),
             self.tokens.vocabulary,
+            self.narrowing,
         )
 
 
@@ -188,7 +197,8 @@ def compile_json(
     matcher = _compiled(source, tokens)
     if matcher.is_error():
         raise refusal(param, f"is too complex: {matcher.get_error()}", "too_large")
-    return _started(source, matcher, tokens, param)
+    narrowing = Narrowing(tokens.table, Keys()) if prepared.has_open_keys else None
+    return _started(source, matcher, tokens, param, narrowing)
 
 
 def compile_structural(
@@ -207,7 +217,9 @@ def compile_structural(
     return TaggedGrammar(_started(source, matcher, tokens, param), validators)
 
 
-def _started(source: str, matcher: LLMatcher, tokens: LlguidanceTokens, param: str) -> LlguidanceGrammar:
+def _started(
+    source: str, matcher: LLMatcher, tokens: LlguidanceTokens, param: str, narrowing: Narrowing | None = None
+) -> LlguidanceGrammar:
     """The grammar, if a text can begin under it."""
     try:
         row_W = tokens.vocabulary.row(tokens.matcher(matcher))
@@ -215,7 +227,7 @@ def _started(source: str, matcher: LLMatcher, tokens: LlguidanceTokens, param: s
         raise refusal(param, f"is too complex: {failure}", "too_large") from failure
     if not row_W.any():
         raise refusal(param, "no text that this model can write satisfies it", "unsatisfiable")
-    return LlguidanceGrammar(source, matcher, tokens)
+    return LlguidanceGrammar(source, matcher, tokens, narrowing)
 
 
 def _tokenizer(tokenizer_json: str, vocab_size: int, end_ids: tuple[int, ...]) -> LLTokenizer:

@@ -48,9 +48,11 @@ class Keyword:
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedSchema:
     """A schema ready for the backend: `text` is its grammar in llguidance's Lark notation, without the terminals of
-    `lark.structure`; `draft` is the URI of its draft; `validator` judges whole values by the original schema."""
+    `lark.structure`, under which keys that it does not name may repeat where it `has_open_keys`; `draft` is the URI of
+    its draft; `validator` judges whole values by the original schema."""
 
     text: str
+    has_open_keys: bool
     keywords: tuple[Keyword, ...]
     draft: str
     validator: Any
@@ -92,7 +94,7 @@ def prepare(
         with decimal.localcontext(prec=PRECISION):
             documents = Documents(schema, draft, remotes)
             lowering = Lowering(documents, assert_formats=formats == "assert", tracks_evaluated=tracks)
-            text = lark.write(lowering, frozenset({(Is(documents.root), True)}))
+            text, has_open_keys = lark.write(lowering, frozenset({(Is(documents.root), True)}))
     except (Unresolvable, ReferenceLoop) as error:
         raise _refused(str(error), "invalid_schema", lowering) from error
     except UnknownDraft as error:
@@ -105,7 +107,7 @@ def prepare(
         raise _refused(message, "too_large", lowering) from error
     except lark.Refused as error:
         raise _refused(str(error), "unsupported_schema", lowering, error) from error
-    return PreparedSchema(text, _keywords(lowering), URIS[draft], validator)
+    return PreparedSchema(text, has_open_keys, _keywords(lowering), URIS[draft], validator)
 
 
 def check_schema(

@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec.errors import ConstraintError
+from specdec.grammar.json_text import JsonText
+from specdec.grammar.narrowing import Narrowing
 from specdec.mask import TokenMask
 from specdec.tree import DraftTree
 
@@ -112,11 +114,32 @@ class TreeConstraint:
 
     `start` makes a matcher at the beginning of the text; `restart` makes one that shares nothing with any that failed.
     So whether a row can be had at all depends on the tokens before it, not on the drafts that were looked at.
+    `narrowing` takes from every row what the grammar cannot say is wrong; without one nothing is followed.
     """
 
-    __slots__ = ("_blank", "_committed", "_failure", "_forced", "_matcher", "_path", "_restart", "_rows", "_vocabulary")
+    __slots__ = (
+        "_blank",
+        "_committed",
+        "_failure",
+        "_forced",
+        "_matcher",
+        "_narrowing",
+        "_path",
+        "_restart",
+        "_rows",
+        "_texts",
+        "_vocabulary",
+    )
 
-    def __init__(self, start: Callable[[], Matcher], restart: Callable[[], Matcher], vocabulary: Vocabulary) -> None:
+    def __init__(
+        self,
+        start: Callable[[], Matcher],
+        restart: Callable[[], Matcher],
+        vocabulary: Vocabulary,
+        narrowing: Narrowing | None = None,
+    ) -> None:
+        self._narrowing = narrowing
+        self._texts: dict[tuple[int, ...], JsonText] = {} if narrowing is None else {(): narrowing.start()}
         self._restart = restart
         self._vocabulary = vocabulary
         self._committed: list[int] = []
@@ -173,8 +196,8 @@ class TreeConstraint:
         return self._blank.next()[0] if row_W is None else row_W
 
     def forced(self, path: tuple[int, ...] = ()) -> tuple[int, ...]:
-        """See `Constraint.forced`. Stops before a token that is no text; nothing is forced where the backend fails on a
-        draft."""
+        """See `Constraint.forced`. Stops before a token that is no text or that the narrowing forbids; nothing is
+        forced where the backend fails on a draft."""
         if path not in self._forced and path and not self._allowed(path):
             self._forced[path] = ()
         if path not in self._forced:
@@ -185,6 +208,8 @@ class TreeConstraint:
                     raise
                 forced = []
             count = next((i for i, token in enumerate(forced) if not self._vocabulary.is_text(token)), len(forced))
+            if self._narrowing is not None:
+                count = self._narrowing.reach(self._text(path), forced[:count])
             self._forced[path] = tuple(forced[:count])
         return self._forced[path]
 
@@ -194,6 +219,8 @@ class TreeConstraint:
             return
         path = tuple(tokens)
         self._ask(path, lambda matcher: None)
+        if self._narrowing is not None:
+            self._texts = {(): self._text(path)}
         self._committed.extend(path)
         self._path = ()
         self._rows.clear()
@@ -206,7 +233,10 @@ class TreeConstraint:
         """What may follow `path`; None where the backend fails on a draft. Kept until the next `advance`."""
         if path not in self._rows:
             try:
-                self._rows[path] = self._ask(path, self._fill)
+                row_W = self._ask(path, self._fill)
+                if self._narrowing is not None:
+                    self._narrowing.narrow(row_W, self._text(path))
+                self._rows[path] = row_W
             except ConstraintError as error:
                 if not path:
                     raise
@@ -224,6 +254,21 @@ class TreeConstraint:
 
     def _fill(self, matcher: Matcher) -> NDArray[np.int32]:
         return self._vocabulary.row(matcher, self._blank)
+
+    def _text(self, path: tuple[int, ...]) -> JsonText:
+        """The text after `path`. Raises `ConstraintError` where the narrowing forbids it."""
+        assert self._narrowing is not None
+        known = len(path)
+        while path[:known] not in self._texts:
+            known -= 1
+        text = self._texts[path[:known]]
+        for token in path[known:]:
+            following = self._narrowing.after(text, token)
+            if following is None:
+                raise ConstraintError(f"token {token} cannot follow: what it completes is not allowed there")
+            text = following
+        self._texts[path] = text
+        return text
 
     def _ask(self, path: tuple[int, ...], question: Callable[[Matcher], Answer]) -> Answer:
         """The answer of a matcher that stands after `path`. A matcher that fails is rebuilt from the committed tokens

@@ -65,6 +65,7 @@ SCHEMAS: list[dict[str, Any]] = [
         ]
     },
     {"type": "object", "additionalProperties": {"type": "boolean"}, "maxProperties": 3},
+    {"type": "object", "additionalProperties": {"type": ["null", "object"]}, "propertyNames": {"pattern": "^[ab]*$"}},
 ]
 EBNF = 'root ::= "{" pair ("," pair)* "}"\npair ::= [a-z]+ ":" ([0-9]+ | "true" | root)\n'
 SPECS: list[Spec] = [
