@@ -6,21 +6,23 @@ import functools
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 from specdec.errors import InvalidRequest
 from specdec.evals.cases import parse
 from specdec.evals.orders import Orders, ranks
-from specdec.evals.structured import Times, replay_text
+from specdec.evals.structured import Times, Walker, replay_text, validator
 from specdec.evals.vocabulary import byte_vocabulary
 from specdec.grammar.compile import Compiler
 from specdec.grammar.schema import prepare
 from specdec.grammar.spec import Formats, JsonSchema
-from specdec.grammar.validated import read_json
+from specdec.grammar.validated import problem, read_json
 from specdec.protocols import Grammar
 from tests.grammar.schema_texts import compact
 
-MAX_ORDERS = 200  # of the keys of one instance
+MAX_ORDERS = 400  # of the keys of one instance
+WALKS, WALK_TOKENS = 3, 60
 
 
 @dataclass(slots=True)
@@ -33,6 +35,7 @@ class Seen:
     valid: int = 0
     invalid: int = 0
     reordered: int = 0
+    walked: int = 0
 
 
 @functools.cache
@@ -47,7 +50,7 @@ def check_law(
     """Replay instances under the schema's grammar, if it compiles, against what jsonschema-rs says of them.
 
     A valid one must pass with its keys in the schema's order, or, where alternatives name them otherwise, in some
-    order; an invalid one in none that is tried.
+    order; an invalid one in none that is tried. And random texts under the mask are valid where they come to an end.
     """
     seen.schemas += 1
     texts = list(dict.fromkeys(compact(canonical(instance)) for instance in instances))
@@ -59,7 +62,9 @@ def check_law(
         assert loop or error.code in ("unsupported_schema", "too_large", "unsatisfiable"), error
         if error.code == "unsatisfiable":
             seen.unsatisfiable += 1
-            assert not any(map(_validator(schema, formats).is_valid, map(read_json, texts))), "called unsatisfiable"
+            assert not any(map(validator(json.dumps(schema), {}, formats).is_valid, map(read_json, texts))), (
+                "called unsatisfiable"
+            )
         return
     seen.compiled += 1
     order = ranks(schema) if isinstance(schema, Mapping) else {}
@@ -70,6 +75,14 @@ def check_law(
         seen.valid += valid
         seen.invalid += not valid
         seen.reordered += valid and tried > 1
+    for number in range(WALKS):
+        tokens, outcome, reason = _walker().walk(grammar, Random(f"{texts} {number}"), WALK_TOKENS, Times())
+        assert outcome != "dead_end", reason
+        if outcome == "finished":
+            data = b"".join(map(byte_vocabulary().tokenizer.token_bytes, tokens))
+            wrong = problem(data, judge)
+            assert wrong is None, f"{data!r} is accepted: {wrong}"
+            seen.walked += 1
 
 
 def canonical(instance: Any) -> Any:
@@ -86,10 +99,9 @@ def canonical(instance: Any) -> Any:
     return instance
 
 
-def _validator(schema: Any, formats: Formats) -> Any:
-    from specdec.evals.structured import validator
-
-    return validator(json.dumps(schema), {}, formats)
+@functools.cache
+def _walker() -> Walker:
+    return Walker(byte_vocabulary())
 
 
 def _tried(grammar: Grammar, text: str, order: Mapping[str, int], max_orders: int) -> tuple[int, str | None]:

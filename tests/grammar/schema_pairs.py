@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -71,9 +72,10 @@ class Maker:
     def whole(self, instance: Any) -> Any:
         """A schema that is likely to allow an instance."""
         schema = self.schema(instance, 2)
-        if self.definitions and isinstance(schema, dict):
-            schema["$defs"] = self.definitions
-        return schema if not self.definitions or isinstance(schema, dict) else {"$defs": self.definitions}
+        used = list(_references(schema))
+        for name in used:  # it grows
+            used.extend(found for found in _references(self.definitions[name]) if found not in used)
+        return {**schema, "$defs": {name: self.definitions[name] for name in used}} if used else schema
 
     def schema(self, instance: Any, depth: int) -> Any:
         """The same, without definitions."""
@@ -237,6 +239,14 @@ class Maker:
         if random.random() < 0.15:
             made["unevaluatedProperties"] = random.choice((False, rest))
         return made
+
+
+def _references(schema: Any) -> Iterator[str]:
+    """The names of the definitions that a schema refers to."""
+    if isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
+        yield schema["$ref"].rpartition("/")[2]
+    for below in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        yield from _references(below)
 
 
 def kind_of(instance: Any) -> str:
