@@ -89,6 +89,25 @@ def structured_tables(report: Report) -> list[Table]:
     return tables
 
 
+def generation_tables(report: Report) -> list[Table]:
+    """Of texts under schemas: how they ended, with drafts and without, and what is wrong with any."""
+    ends = ("finished", "valid", "unfinished", "invalid", "dead_end", "failed", "tokens")
+    texts = _table(f"texts, seed {report['seed']}", *(end.replace("_", " ") for end in ends), "accepted")
+    for kind in ("plain", "drafted"):
+        part = report[kind]
+        drafts = f"{part['accepted_tokens']} of {part['draft_tokens']}"
+        texts.add_row(kind, *(str(part[end]) for end in ends), drafts)
+    schemas = _table("schemas", "compiled", "equal texts")
+    schemas.add_row(str(report["schemas"]), str(report["compiled"]), f"{report['equal_texts']} of {report['compiled']}")
+    tables = [schemas, texts]
+    if report["failing"]:
+        failing = _table("text", "ended by", "reason")
+        for entry in report["failing"][:10]:
+            failing.add_row(f"{entry['id']} ({entry['kind']})", entry["end"], entry["reason"][:100])
+        tables.append(failing)
+    return tables
+
+
 _SPEED = ("tokens/fwd", "tokens/s", "plain", "speedup")
 
 

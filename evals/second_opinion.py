@@ -65,6 +65,8 @@ class SecondOpinion:
         for keyword, value in _keywords(error):
             if keyword == "format":
                 return None, f"format {value!r} is checked otherwise"
+            if keyword == "multipleOf" and isinstance(value, float):
+                return None, f"multipleOf {value!r} is divided by in floats"
             patterns = [value] if keyword == "pattern" else list(value) if keyword == "patternProperties" else []
             if any(map(_DIFFERS.search, patterns)):
                 return None, f"pattern {value!r} is read as Python's"

@@ -132,9 +132,10 @@ class _Writer:
         match shape:
             case Array():
                 found = [*shape.prefix, shape.items]
-                for count in shape.counts:
-                    for base in (*shape.prefix[count.offset :], shape.items):
-                        found.extend((base | count.child, base | _complement(count.child)))
+                counts = _ordered(shape.counts)
+                if counts and self._num_states(shape, counts) <= MAX_COUNTED:
+                    for place in range(_last_place(shape, counts) + 1):
+                        found.extend(child for child, _ in _choices(shape, counts, place))
                 return found
             case Object():
                 keys = self._keys(shape)
@@ -157,26 +158,71 @@ class _Writer:
                 length = self._longest(shape)
                 if length is not None and length < shape.least:
                     return False
-                return all(self._can_count(shape, count, length) for count in shape.counts)
+                values = self._permutable(shape) if shape.unique else None
+                if values is not None and len(values) < shape.least:
+                    return False
+                counts = _ordered(shape.counts)
+                if not counts or self._num_states(shape, counts) > MAX_COUNTED:
+                    return True
+                return any(_is_end(state, shape, counts) for state in self._counting(shape, counts))
             case Object():
-                keys = self._keys(shape)
-                named = dict(keys.named)
-                if not all(named[name] in self._productive for name in shape.required):
-                    return False
-                possible = sum(child in self._productive for child in named.values())
-                if not any(child in self._productive for _, child in keys.cells) and possible < shape.least:
-                    return False
-                return shape.most is None or shape.most >= max(shape.least, len(shape.required))
+                return self._can_be_object(shape)
             case _:
                 return True
 
-    def _can_count(self, shape: Array, count: Count, longest: int | None) -> bool:
-        """Whether there may be as many items as a count asks for."""
-        places = [child for child in shape.prefix[count.offset : longest] if child | count.child in self._productive]
-        later = max(len(shape.prefix), count.offset)
-        if shape.items | count.child in self._productive:
-            return longest is None or len(places) + max(0, longest - later) >= count.least
-        return len(places) >= count.least
+    def _can_be_object(self, shape: Object) -> bool:
+        keys = self._keys(shape)
+        named = {name: child for name, child in keys.named if child in self._productive}
+        if not all(name in named for name in shape.required):
+            return False
+        if not any(child in self._productive for _, child in keys.cells) and len(named) < shape.least:
+            return False
+        room = None if shape.most is None else shape.most - len(shape.required)
+        if shape.most is not None and shape.most < max(shape.least, len(shape.required)):
+            return False
+        for tests, child, _ in shape.some:
+            able = {
+                name
+                for name, value in named.items()
+                if value | child in self._productive and passes(tests, name, self._lowering.holds)
+            }
+            if able and (room != 0 or not able.isdisjoint(shape.required)):
+                continue
+            if room == 0 or not any(value | child in self._productive for _, value in self._cells(shape, keys, tests)):
+                return False
+        return True
+
+    def _num_states(self, shape: Array, counts: Sequence[Count]) -> int:
+        """A bound on what `_counting` takes."""
+        longest = self._longest(shape)
+        length = _last_place(shape, counts) if longest is None else longest
+        return (length + 1) * _product(2 * (_cap(count) + 1) for count in counts)
+
+    def _counting(self, shape: Array, counts: Sequence[Count]) -> dict[_State, list[tuple[_State, Child]]]:
+        """The states of an array being written, each with those before it and the item between: how many items there
+        are (up to where it makes no difference), and how many of them count."""
+        longest, last = self._longest(shape), _last_place(shape, counts)
+        start: _State = (0, (0,) * len(counts))
+        found: dict[_State, list[tuple[_State, Child]]] = {start: []}
+        pending = [start]
+        while pending:
+            state = pending.pop()
+            length, hits = state
+            if longest is not None and length >= longest:
+                continue
+            for child, counted in _choices(shape, counts, min(length, last)):
+                if child not in self._productive:
+                    continue
+                totals = tuple(hit + more for hit, more in zip(hits, counted, strict=True))
+                if any(c.most is not None and total > c.most for c, total in zip(counts, totals, strict=True)):
+                    continue
+                size = length + 1 if longest is not None else min(length + 1, last)
+                after = (size, tuple(min(total, _cap(c)) for c, total in zip(counts, totals, strict=True)))
+                if after not in found:
+                    found[after] = []
+                    pending.append(after)
+                found[after].append((state, child))
+        return found
 
     def _longest(self, shape: Array) -> int | None:
         """How many items there may be; None for no bound."""
@@ -366,7 +412,7 @@ class _Writer:
     # Arrays
 
     def _array(self, shape: Array) -> str:
-        counts = sorted(shape.counts, key=repr)
+        counts = _ordered(shape.counts)
         longest = self._longest(shape)
         if shape.unique and (longest is None or longest > 1):
             permuted = self._permuted(shape, longest)
@@ -398,64 +444,19 @@ class _Writer:
                 tail += "?"
         return tail
 
-    def _counted_array(self, shape: Array, counts: list[Count]) -> str:
+    def _counted_array(self, shape: Array, counts: Sequence[Count]) -> str:
         """A left-linear grammar over how many items there are and how many of them count."""
-        longest = self._longest(shape)
-        length_cap = max(1, len(shape.prefix), shape.least, *(count.offset for count in counts))
-        if longest is not None:
-            length_cap = longest
-        caps = [count.least if count.most is None else max(count.least, count.most) for count in counts]
-        size = (length_cap + 1) * _product(cap + 1 for cap in caps) * 2 ** len(counts)
-        if size > MAX_COUNTED:
+        if self._num_states(shape, counts) > MAX_COUNTED:
             self._refusals.update(shape.doubts)
             return "OBRACKET CBRACKET"
-        start = (0, (0,) * len(counts))
-        names: dict[tuple[int, tuple[int, ...]], str] = {start: self._name("q")}
-        options: dict[str, list[str]] = {names[start]: [""]}
-        pending = [start]
-        while pending:
-            state = pending.pop()
-            length, hits = state
-            if longest is not None and length >= longest:
-                continue
-            base = shape.prefix[length] if length < len(shape.prefix) else shape.items
-            comma = "COMMA " if length else ""
-            for choice in itertools.product((True, False), repeat=len(counts)):
-                child, counted, possible = base, list(hits), True
-                for index, (count, hit) in enumerate(zip(counts, choice, strict=True)):
-                    if length < count.offset:
-                        possible = possible and not hit
-                        continue
-                    if hit:
-                        child |= count.child
-                        counted[index] += 1
-                        if count.most is not None and counted[index] > count.most:
-                            possible = False
-                        counted[index] = min(counted[index], caps[index])
-                    elif count.most is not None:
-                        child |= _complement(count.child)
-                if not possible:
-                    continue
-                symbol = self._late_symbol(child)
-                if symbol is None:
-                    continue
-                following = (min(length + 1, length_cap) if longest is None else length + 1, tuple(counted))
-                if longest is None and length >= length_cap:
-                    following = (length_cap, tuple(counted))
-                if following not in names:
-                    names[following] = self._name("q")
-                    options[names[following]] = []
-                    pending.append(following)
-                options[names[following]].append(f"{names[state]} {comma}{symbol}")
-        ends = [
-            name
-            for (length, hits), name in names.items()
-            if length >= shape.least and all(hit >= count.least for hit, count in zip(hits, counts, strict=True))
-        ]
-        for name, found in options.items():
-            self._rule(name, found)
-        if not ends:
-            return "OBRACKET " + self._terminal(patterns.NOTHING)
+        states = self._counting(shape, counts)
+        names = {state: self._name("q") for state in states}
+        for (length, hits), before in states.items():
+            options = [] if length or any(hits) else [""]
+            for state, child in before:
+                options.append(f"{names[state]} {'COMMA ' if state[0] else ''}{self._symbol(child)}")
+            self._rule(names[length, hits], options)
+        ends = [name for state, name in names.items() if _is_end(state, shape, counts)]
         return "OBRACKET (" + " | ".join(ends) + ") CBRACKET"
 
     def _late_symbol(self, child: Child) -> str | None:
@@ -466,10 +467,8 @@ class _Writer:
 
     def _permuted(self, shape: Array, longest: int | None) -> str | None:
         """Different items out of a few scalars, by which of them have been used; None where there are too many."""
-        if shape.prefix or shape.items not in self._unions:
-            return None
-        values = _few_scalars(self._unions[shape.items])
-        if values is None or len(values) > MAX_PERMUTED:
+        values = self._permutable(shape)
+        if values is None:
             return None
         longest = len(values) if longest is None else min(longest, len(values))
         names = {frozenset[int](): self._name("u")}
@@ -484,9 +483,14 @@ class _Writer:
                 )
                 everything.append((used, names[used]))
         ends = [name for used, name in everything if len(used) >= shape.least]
-        return (
-            "OBRACKET (" + " | ".join(ends) + ") CBRACKET" if ends else "OBRACKET " + self._terminal(patterns.NOTHING)
-        )
+        return "OBRACKET (" + " | ".join(ends) + ") CBRACKET"
+
+    def _permutable(self, shape: Array) -> list[str] | None:
+        """The few scalars that an array's items are out of, as regular expressions; None where they are not few."""
+        if shape.prefix or shape.items not in self._unions:
+            return None
+        values = _few_scalars(self._unions[shape.items])
+        return None if values is None or len(values) > MAX_PERMUTED else values
 
     # Objects
 
@@ -729,6 +733,49 @@ class _Keys:
 
     named: tuple[tuple[str, Child], ...]
     cells: tuple[tuple[str, Child], ...]
+
+
+# How many items an array has so far, and how many of them count, for each count.
+_State = tuple[int, tuple[int, ...]]
+
+
+def _ordered(counts: Iterable[Count]) -> list[Count]:
+    return sorted(counts, key=repr)
+
+
+def _cap(count: Count) -> int:
+    """How many items are told apart: beyond, more make no difference."""
+    return count.least if count.most is None else max(count.least, count.most)
+
+
+def _last_place(shape: Array, counts: Iterable[Count]) -> int:
+    """The first place from which on all places are alike."""
+    return max(1, len(shape.prefix), shape.least, *(count.offset for count in counts))
+
+
+def _choices(shape: Array, counts: Sequence[Count], place: int) -> list[tuple[Child, tuple[int, ...]]]:
+    """What may stand at a place, by which counts it adds to. What need not be told apart stands for both."""
+    base = shape.prefix[place] if place < len(shape.prefix) else shape.items
+    found = []
+    for hits in itertools.product((1, 0), repeat=len(counts)):
+        child = base
+        for count, hit in zip(counts, hits, strict=True):
+            if place < count.offset:
+                if hit:
+                    break
+            elif hit:
+                child |= count.child
+            elif count.most is not None:
+                child |= _complement(count.child)
+        else:
+            found.append((child, hits))
+    return found
+
+
+def _is_end(state: _State, shape: Array, counts: Sequence[Count]) -> bool:
+    """Whether an array may end there."""
+    length, hits = state
+    return length >= shape.least and all(hit >= count.least for hit, count in zip(hits, counts, strict=True))
 
 
 def _is_rule(shape: Shape) -> bool:

@@ -601,6 +601,8 @@ class Lowering:
         found = []
         refusal = self._refusal(site.place, site.keyword, "the alternatives multiply")
         for name, needed in site.value.items():
+            if needed == []:
+                continue
             present: Union = (Object(required=(name,)),)
             if isinstance(needed, list):
                 then: Union = (

@@ -311,6 +311,48 @@ def structured(
     _deliver(found, structured_tables(found), json_out)
 
 
+@eval_app.command()
+@grouped
+def generate_structured(
+    model: ModelOptions,
+    data: Annotated[
+        list[Path],
+        typer.Option(help="Schemas: folders of the JSON Schema test suite, .jsonl files; may be repeated."),
+    ],
+    draft: Annotated[str | None, typer.Option(help="Of schemas that do not say: 4, 6, 7, 2019-09 or 2020-12.")] = None,
+    formats: Annotated[Literal["assert", "annotate"], typer.Option(help="Whether `format` is enforced.")] = "assert",
+    whitespace: Annotated[
+        str, typer.Option(metavar="flexible|compact|REGEX", help="What may stand between JSON's tokens.")
+    ] = "flexible",
+    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of every text.")] = 0,
+    max_tokens: Annotated[int, typer.Option(help="End each text after so many.")] = 256,
+    batch: Annotated[int, typer.Option(min=1, max=64, help="Texts to draw at once.")] = 16,
+    json_out: JsonOut = None,
+) -> None:
+    """Draw a text under every schema, with and without drafts: whether all that end are valid, and all texts equal."""
+    from specdec.evals.cases import read_cases
+    from specdec.evals.generations import Settings, measure
+    from specdec.evals.provenance import load_average, provenance
+    from specdec.evals.report import generation_tables
+
+    cases = read_cases(data, draft)
+    settings = Settings(temperature, seed, max_tokens, batch, formats, whitespace)
+    llm = _load(model)
+    origin = provenance(llm.loaded, _options(model))
+    with _bar("generating", "count") as progress:
+        found = measure(llm, cases, settings, progress=progress)
+    asked: dict[str, Any] = {
+        "data": [str(path) for path in data],
+        "draft": draft,
+        "formats": formats,
+        "whitespace": whitespace,
+    }
+    asked |= {"temperature": temperature, "seed": seed, "max_tokens": max_tokens, "batch": batch}
+    found = {**found, **asked, "provenance": {**origin, "load_average_after": load_average()}}
+    _deliver(found, generation_tables(found), json_out)
+
+
 @bench_app.command()
 @grouped
 def decode(

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from specdec.build import make_drafter
 from specdec.config import EngineConfig
+from specdec.drafters.combine import Combined
 from specdec.drafters.forced import ForcedDrafter
 from specdec.drafters.ngram import NgramDrafter
 from specdec.drafters.prediction import PredictionDrafter
@@ -80,7 +80,7 @@ def test_two_thousand_requests_leave_no_sequence_behind(name: str) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)
     before = {id(kept) for kept in sequences_alive()}
-    drafter = SINGLE[name]() if name in SINGLE else make_drafter("forced,suffix,ngram")
+    drafter = SINGLE[name]() if name in SINGLE else Combined([make() for make in SINGLE.values()])
     engine = Engine(bigrams(), drafter, CONFIG, new_text=letters, end_tokens=(0,))
     live: list[str] = []
     for number in range(2000):

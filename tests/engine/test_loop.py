@@ -319,7 +319,7 @@ def test_a_hostile_drafter_among_others_changes_no_text_and_keeps_nothing_alive(
         replace(request, prediction=request.prompt if request.sampling.speculative else ()) for request in requests
     ]
     assert seen_by_caller(run(engine, guessed)) == expected_of(requests)
-    assert suffix.num_kept == prediction.num_kept == engine.policy.calibration.num_kept == 0
+    assert suffix.num_kept == prediction.num_kept == engine.policy.num_kept == 0
     assert_empty(engine)
 
 

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from specdec.errors import InvalidRequest
 from specdec.grammar.schema import prepare
-from tests.grammar.schema_texts import accepts, compact, compiled
+from tests.grammar.schema_texts import accepts, allowed, compact, compiled
+from tests.grammar.small_tokenizer import encode
 
 A_OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
 CLOSED = {**A_OBJECT, "additionalProperties": False}
@@ -176,3 +178,25 @@ def test_a_grammar_allows_what_its_schema_allows(schema: Any, valid: list[Any], 
     for instance in invalid:
         assert not judge.is_valid(instance), instance
         assert not accepts(grammar, compact(instance)), instance
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "not": {"const": {}}, "additionalProperties": False},
+        {"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"], "maxProperties": 1}
+        | {"not": {"additionalProperties": {"type": "null"}}, "additionalProperties": {"type": "null"}},
+        {"type": "array", "maxItems": 1, "allOf": [{"contains": {"const": 1}}, {"contains": {"const": 2}}]},
+        {"type": "array", "items": {"const": 1}, "minItems": 1, "contains": {"const": 1}, "maxContains": 0}
+        | {"minContains": 0},
+        {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "minItems": 3},
+    ],
+    ids=str,
+)
+def test_what_nothing_can_finish_is_never_begun(schema: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        compiled(schema)
+    assert caught.value.code == "unsatisfiable"
+    assert accepts(compiled({"anyOf": [schema, {"type": "null"}]}), "null")
+    for begin in '[{"':
+        assert not allowed(compiled({"anyOf": [schema, {"type": "null"}]}).start())[encode(begin)[0]]
