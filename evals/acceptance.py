@@ -2,7 +2,8 @@
 
 Definitions. Tokens per forward: tokens emitted (an end token included, nothing after it) over target forwards that drew
 one, pooled over requests; 1.0 without drafts. Acceptance at a position: draws that accepted a draft of depth i + 1 over
-draws with any draft, as vLLM counts it. Speeds are decoding only: the step that ends the prompt is not in them.
+draws with any draft, as vLLM counts it. Speeds are decoding only: the step that ends the prompt is not in them. Cost ratio: what the forwards cost by the table
+that the policy goes by, over what root-only forwards would have cost for the same tokens; a number without noise.
 """
 
 from __future__ import annotations
@@ -85,6 +86,10 @@ def summary(outcomes: Seq[Outcome]) -> dict[str, Any]:
         "tokens_per_second": drafted_speed,
         "plain_tokens_per_second": plain_speed,
         "speedup": _ratio(drafted_speed or 0.0, plain_speed or 0.0),
+        "cost_ratio": _ratio(
+            sum(outcome.pair.drafted.cost for outcome in outcomes),
+            sum(outcome.pair.drafted.plain_cost for outcome in outcomes),
+        ),
     }
 
 

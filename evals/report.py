@@ -108,7 +108,7 @@ def generation_tables(report: Report) -> list[Table]:
     return tables
 
 
-_SPEED = ("tokens/fwd", "tokens/s", "plain", "speedup")
+_SPEED = ("tokens/fwd", "tokens/s", "plain", "speedup", "cost")
 
 
 def _speed(part: Report) -> tuple[str, ...]:
@@ -117,6 +117,7 @@ def _speed(part: Report) -> tuple[str, ...]:
         number(part["tokens_per_second"], 1),
         number(part["plain_tokens_per_second"], 1),
         number(part["speedup"]),
+        number(part["cost_ratio"]),
     )
 
 

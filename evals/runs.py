@@ -22,12 +22,15 @@ Clock = Callable[[], float]
 @dataclass(frozen=True, slots=True)
 class Run:
     """A finished text. Its first emission ends the reading of the prompt and is not counted as decoding: `seconds` are
-    those of all later steps, and `num_decoded` the tokens that these emitted."""
+    those of all later steps, and `num_decoded` the tokens that these emitted. `cost` and `plain_cost` are, by the
+    engine's cost table, those of its forwards and of root-only ones for the same tokens."""
 
     seq: Sequence
     text: str
     seconds: float
     num_decoded: int
+    cost: float
+    plain_cost: float
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -52,6 +55,8 @@ def watch(engine: Engine, request: Request, clock: Clock = time.perf_counter) ->
     (seq,) = engine.add(request, request_id)
     emissions: list[Emission] = []
     seconds = 0.0
+    ledger = engine.policy.ledger
+    cost, plain_cost = ledger.cost, ledger.plain_cost
     try:
         while not seq.finished:
             started = clock()
@@ -62,7 +67,8 @@ def watch(engine: Engine, request: Request, clock: Clock = time.perf_counter) ->
     finally:
         engine.abort(request_id)
     decoded = sum(len(emission.tokens) for emission in emissions[1:])
-    return Run(seq, "".join(emission.text for emission in emissions), seconds, decoded)
+    text = "".join(emission.text for emission in emissions)
+    return Run(seq, text, seconds, decoded, ledger.cost - cost, ledger.plain_cost - plain_cost)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ def finished(trace: Seq[tuple[int, int]], seconds: float) -> Run:
         "r", 0, Request((1, 2)), 0, [1, 2, *range(tokens)], FREE_TEXT, letters(Stopping()), tokens, frozenset()
     )
     seq.acceptance, seq.finish_reason = acceptance, "length"
-    return Run(seq, "", seconds, tokens - 1 - trace[0][1])
+    return Run(seq, "", seconds, tokens - 1 - trace[0][1], cost=1.5 * len(trace), plain_cost=1.0 * tokens)
 
 
 def outcome(name: str, trace: Seq[tuple[int, int]], seconds: float, *, parted: Difference | None = None) -> Outcome:
@@ -66,6 +66,7 @@ def test_pooled_numbers_are_those_counted_by_hand() -> None:
         "tokens_per_second": (7 + 1) / 5.0,
         "plain_tokens_per_second": (7 + 2) / 11.0,
         "speedup": pytest.approx((8 / 5) / (9 / 11)),
+        "cost_ratio": 1.5 * 6 / 11,
     }
 
 
