@@ -23,7 +23,8 @@ Message = Mapping[str, Any]
 @dataclass(frozen=True, slots=True)
 class Completion:
     """One finished text. `finish_reason` is "stop", "length" or "error" (then `error` says what happened, and the text
-    ends where it did); `seed` draws the same text again; `acceptance` counts what drafts gave."""
+    ends where it did); `seed` draws the same text again; `acceptance` counts what drafts gave, also by drafter;
+    `num_predicted` are the tokens of the prediction that the text repeats, in order (`specdec.prediction`)."""
 
     text: str
     tokens: tuple[int, ...]
@@ -32,6 +33,7 @@ class Completion:
     logprobs: tuple[Logprob, ...]
     seed: int
     acceptance: Acceptance
+    num_predicted: int = 0
     error: SpecdecError | None = None
 
 
@@ -257,6 +259,7 @@ def _result(sequences: Sequence[TokenSequence], emissions: Sequence[Emission]) -
                 tuple(seq.logprobs),
                 seq.seed,
                 seq.acceptance,
+                seq.followed.num_tokens,
                 seq.error,
             )
         )

@@ -126,13 +126,25 @@ class Tokenizer:
 
         Raises InvalidRequest as `encode`.
         """
-        end = list(before[-CONTINUED:])
-        for start, token in enumerate(before[-CONTINUED:]):
-            if token in self.special_ids:
-                end = list(before[-CONTINUED:][start + 1 :])
-        whole = self.encode_parts([(self.decode(end), False), (text, False)])
-        # Where the border of the two would be merged, the model, which has written `before` already, cannot do so.
-        return whole[len(end) :] if whole[: len(end)] == end else self.encode_parts([(text, False)])
+        end: list[int] = []
+        for token in before[-CONTINUED:]:
+            end = [] if token in self.special_ids else [*end, token]
+        whole = self._encode_bare(self._joined(end).decode("utf-8", "replace") + _text(text))
+        # Where the border of the two would be merged: `before` is written already.
+        return whole[len(end) :] if whole[: len(end)] == end else self._encode_bare(text)
+
+    def _encode_bare(self, text: str) -> list[int]:
+        """The ids of `text` without the space that some tokenizers put before it."""
+        ids = self.encode_parts([(text, False)])
+        if self._joined(ids) != text.encode():
+            lead = self.encode_parts([("\n", False)])
+            led = self.encode_parts([("\n" + text, False)])
+            if led[: len(lead)] == lead and self._joined(led[len(lead) :]) == text.encode():
+                return led[len(lead) :]
+        return ids
+
+    def _joined(self, ids: Iterable[int]) -> bytes:
+        return b"".join(map(self.token_bytes, ids))
 
     def special_spans(self, text: str) -> list[tuple[int, int, int]]:
         """Where `text` spells special tokens: (start, end, id), in characters, leftmost and longest first.

@@ -10,8 +10,9 @@ import pytest
 
 from specdec.build import Options
 from specdec.errors import ConfigError, InvalidRequest, ModelError
+from specdec.grammar.spec import Regex
 from specdec.llm import LLM
-from specdec.request import Request, Sampling, Stopping
+from specdec.request import Request, Sampling, Speculative, Stopping
 from specdec.sequence import Emission
 from tests.server.conftest import write_model
 
@@ -45,6 +46,39 @@ def test_more_prompts_than_the_queue_holds_are_worked_off(folder: Path) -> None:
     assert all(len(choice.tokens) == 3 for result in results for choice in result.choices)
     assert results[-1].choices[0].tokens == alone.choices[0].tokens
     assert llm.loaded.engine.scheduler.pool.usage == 0
+
+
+def test_a_prediction_is_text_or_tokens_and_changes_no_text(folder: Path) -> None:
+    llm = load(folder, policy="fixed")
+    told = llm.generate("hi", GREEDY, TWELVE).choices[0]
+    edited = list(told.tokens)
+    edited[5] = (edited[5] + 1) % 250
+    for prediction, accepted in ((list(told.tokens), 12), (edited, 11), (tuple(edited[:3]), 3)):
+        for sampling in (GREEDY, Sampling(temperature=0.0, speculative=Speculative("prediction", 4))):
+            (result,) = llm.generate(["hi"], sampling, TWELVE, prediction=prediction)
+            choice = result.choices[0]
+            assert (choice.tokens, choice.text) == (told.tokens, told.text)
+            assert choice.num_predicted == accepted
+            assert choice.acceptance.by_source["prediction"].accepted_tokens >= accepted // 2
+            assert choice.acceptance.draws < 12
+    spelled = Stopping(max_tokens=12)
+    abc = llm.generate("hi", GREEDY, spelled, constraint=Regex("[a-z]{12}")).text
+    same = llm.generate("hi", GREEDY, spelled, constraint=Regex("[a-z]{12}"), prediction=abc).choices[0]
+    assert (same.text, same.num_predicted) == (abc, 12)
+    messages = [{"role": "user", "content": "hi"}]
+    answer = llm.chat(messages, GREEDY, spelled, constraint=Regex("[a-z]{12}")).text
+    assert (
+        llm.chat(messages, GREEDY, spelled, constraint=Regex("[a-z]{12}"), prediction=answer).choices[0].text == answer
+    )
+    stream = llm.stream("hi", GREEDY, spelled, constraint=Regex("[a-z]{12}"), prediction=abc)
+    assert "".join(emission.text for emission in stream) == abc
+
+
+@pytest.mark.parametrize("prediction", [5, None, b"ab", [1.0], [True], ["a"], [10**6], "\ud800"])
+def test_a_prediction_that_is_none_is_refused_by_name(llm: LLM, prediction: Any) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        llm.generate("hi", GREEDY, SHORT, prediction=prediction)
+    assert caught.value.param == "prediction"
 
 
 @pytest.mark.parametrize(

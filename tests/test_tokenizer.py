@@ -215,6 +215,57 @@ def test_a_continuation_keeps_its_leading_space() -> None:
     assert "".join(first.push(token) for token in ids) + first.close() == "Hello"
 
 
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_a_text_that_goes_on_is_spelled_as_in_the_whole(name: str) -> None:
+    tokenizer = built(name)
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    equal = total = 0
+    for text in CORPUS * 10:
+        whole = tokenizer.encode(text, add_special_tokens=False)
+        cut = rng.randrange(1, len(whole))
+        shown = b"".join(map(tokenizer.token_bytes, whole[cut:]))
+        try:
+            rest = shown.decode()
+        except UnicodeDecodeError:
+            continue  # in the middle of a character
+        ids = tokenizer.encode_after(whole[:cut], rest)
+        total += 1
+        equal += ids == whole[cut:]
+        assert b"".join(map(tokenizer.token_bytes, ids)) == shown
+    assert equal > 0.8 * total > 20
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_a_text_after_a_special_token_is_spelled_as_there_and_holds_none(name: str) -> None:
+    tokenizer = built(name)
+    special = max(tokenizer.special_ids)
+    spelling = tokenizer.token_text(special)
+    before = [5, 6, 7, *tokenizer.encode_parts([(spelling, True), ("assistant\n", False)])]
+    assert before.count(special) == 1
+    for text in CORPUS:
+        expected = tokenizer.encode_parts([(spelling, True), ("assistant\n" + text, False)])[len(before) - 3 :]
+        assert tokenizer.encode_after(before, text) == expected
+    assert not tokenizer.special_ids & set(tokenizer.encode_after(before, spelling))
+    assert tokenizer.encode_after(before, "") == tokenizer.encode_after([], "") == []
+    spelled = b"".join(map(tokenizer.token_bytes, tokenizer.encode_after([], " a b")))
+    assert spelled == b" a b"
+
+
+def test_where_a_border_would_be_merged_the_text_is_spelled_alone() -> None:
+    tokenizer = built("byte-level")
+    borders = 0
+    for word in " ".join(CORPUS).split():
+        for cut in range(1, len(word)):
+            start = tokenizer.encode(word[:cut], add_special_tokens=False)
+            if tokenizer.encode(word, add_special_tokens=False)[: len(start)] != start:
+                borders += 1
+                alone = tokenizer.encode(word[cut:], add_special_tokens=False)
+                assert tokenizer.encode_after(start, word[cut:]) == alone
+    assert borders > 10
+
+
 def test_special_tokens_are_shown_only_where_asked() -> None:
     tokenizer = built("byte-level")
     ids = tokenizer.encode("<|im_start|>é", parse_special=True)

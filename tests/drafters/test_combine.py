@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence as Seq
 from typing import Any, cast
 
+import pytest
+
+from specdec.build import make_drafter
 from specdec.drafters.combine import Combined
 from specdec.drafters.forced import ForcedDrafter
 from specdec.drafters.ngram import NgramDrafter
+from specdec.errors import ConfigError
 from specdec.grammar.spec import JsonSchema
+from specdec.request import Sampling, Speculative
 from specdec.sequence import Grant
-from specdec.tree import EMPTY
+from specdec.tree import EMPTY, DraftTree, chain
 from tests.drafters.sequences import new_sequence
 from tests.drafters_for_tests import OracleDrafter, RandomDrafter, random_tree
 from tests.grammar.small_tokenizer import VOCAB_SIZE, compiler, encode
@@ -106,3 +112,58 @@ def test_the_oracle_knows_the_answer_unless_it_errs() -> None:
     assert bushy.problem(50) is None
     (unknown,) = OracleDrafter({}, 50).draft([grant])
     assert unknown.num_drafts == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "names"),
+    [
+        ("forced,suffix", ("prediction", "forced", "suffix")),
+        (" ngram ", ("prediction", "ngram")),
+        ("ngram,ngram", ("prediction", "ngram")),
+        ("prediction", ("prediction",)),
+        ("suffix,prediction", ("prediction", "suffix")),
+        ("none", ()),
+        ("", ()),
+    ],
+)
+def test_where_there_is_any_drafter_predictions_are_read_first(asked: str, names: tuple[str, ...]) -> None:
+    assert make_drafter(asked).names == names
+
+
+@pytest.mark.parametrize("asked", ["psychic", "suffix,psychic", "none,ngram"])
+def test_drafters_that_are_not_known_or_contradict_are_refused(asked: str) -> None:
+    with pytest.raises(ConfigError, match=r"^drafter "):
+        make_drafter(asked)
+
+
+def test_a_request_hears_of_the_drafters_that_it_names_only() -> None:
+    asked: list[list[Grant]] = []
+
+    class Counting:
+        names: tuple[str, ...] = ("counting",)
+        taps: tuple[int, ...] = ()
+
+        def draft(self, grants: Seq[Grant]) -> list[DraftTree]:
+            asked.append(list(grants))
+            return [chain(grant.seq.tokens[-1], [9], "counting") for grant in grants]
+
+        def observe(self, spans: Any, batch: Any, taps: Any, paths: Any) -> None:
+            """Nothing is learned."""
+
+        def forget(self, seq: Any) -> None:
+            """Nothing is kept."""
+
+    both = Combined([NgramDrafter(), Counting()])
+    assert both.names == ("ngram", "counting")
+    tokens = [1, 2, 3, 1, 2]
+    methods = (None, "ngram", "counting", "counting, ngram")
+    grants = [
+        Grant(new_sequence(tokens, sampling=Sampling(speculative=Speculative(method))), 5, 9, 9) for method in methods
+    ]
+    trees = both.draft(grants)
+    assert [set(tree.sources[1:]) for tree in trees] == [
+        {"ngram", "counting"}, {"ngram"}, {"counting"}, {"ngram", "counting"},
+    ]  # fmt: skip
+    assert asked == [[grants[0], grants[2], grants[3]]]
+    both.draft([grants[1]])
+    assert len(asked) == 1, "who is asked for nothing is not called"

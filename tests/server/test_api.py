@@ -37,6 +37,13 @@ def shared(model_folder: Path) -> LoadedModel:
 
 
 @pytest.fixture
+async def drafting(model_folder: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a server that verifies every guess, worth its row or not: what is drafted depends on no clock."""
+    async with asgi_client(create_app(load_tiny(model_folder, policy="fixed"), ServerConfig())) as client:
+        yield client
+
+
+@pytest.fixture
 async def client(shared: LoadedModel) -> AsyncIterator[httpx.AsyncClient]:
     async with asgi_client(create_app(shared, ServerConfig())) as client:
         yield client
@@ -125,7 +132,7 @@ def predicted(body: dict[str, Any]) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("route", ["chat", "completions"])
-async def test_a_prediction_changes_no_text_and_its_tokens_are_counted(client: httpx.AsyncClient, route: str) -> None:
+async def test_a_prediction_changes_no_text_and_its_tokens_are_counted(drafting: httpx.AsyncClient, route: str) -> None:
     """The tokens of the tiny model are bytes; its texts are random, so few are whole characters: ASCII only."""
     path = f"/v1/{'chat/' if route == 'chat' else ''}completions"
     asked: dict[str, Any] = {"messages": MESSAGES} if route == "chat" else {"prompt": "hi"}
@@ -133,7 +140,7 @@ async def test_a_prediction_changes_no_text_and_its_tokens_are_counted(client: h
 
     async def ask(content: Any = None, **fields: Any) -> dict[str, Any]:
         prediction = {} if content is None else {"prediction": {"type": "content", "content": content}}
-        answer = await client.post(path, json=asked | prediction | fields)
+        answer = await drafting.post(path, json=asked | prediction | fields)
         assert answer.status_code == 200, answer.text
         return dict(answer.json())
 
@@ -158,7 +165,7 @@ async def test_a_prediction_changes_no_text_and_its_tokens_are_counted(client: h
     assert predicted(await ask("", n=1)) == (0, 0)
     assert predicted(await ask("QRSTUV", n=1)) == (0, 6)
     options = {"include_usage": True, "continuous_usage_stats": True}
-    chunks = await events(client, path, **asked | {"n": 1}, stream_options=options,
+    chunks = await events(drafting, path, **asked | {"n": 1}, stream_options=options,
                           prediction={"type": "content", "content": first}, speculative={"receipts": True})  # fmt: skip
     counts = [sum(predicted(chunk)) for chunk in chunks]
     assert set(counts) == {40}
@@ -185,29 +192,29 @@ async def test_a_prediction_that_is_of_no_use_is_refused(client: httpx.AsyncClie
         assert "without drafts" in answer.json()["error"]["message"]
 
 
-async def test_a_request_may_choose_drafters_and_limit_them(client: httpx.AsyncClient) -> None:
+async def test_a_request_may_choose_drafters_and_limit_them(drafting: httpx.AsyncClient) -> None:
     asked = {"prompt": "abcabcabcabc", "max_tokens": 60, "ignore_eos": True, "regex": "(abc){20}"}
-    told = await complete(client, **asked, speculative={"receipts": True})
+    told = await complete(drafting, **asked, speculative={"receipts": True})
     assert told["speculation"]["by_source"].keys() <= {"forced", "suffix"}
-    only = await complete(client, **asked, speculative={"method": "suffix", "receipts": True, "max_nodes": 3})
+    only = await complete(drafting, **asked, speculative={"method": "suffix", "receipts": True, "max_nodes": 3})
     assert only["choices"][0]["text"] == told["choices"][0]["text"] == "abc" * 20
     assert only["speculation"]["by_source"].keys() == {"suffix"}
     assert only["speculation"]["draft_tokens"] <= 3 * only["speculation"]["forwards"]
-    off = await complete(client, **asked, speculative={"max_nodes": 0, "receipts": True})
+    off = await complete(drafting, **asked, speculative={"max_nodes": 0, "receipts": True})
     assert (off["speculation"]["by_source"], off["speculation"]["draft_tokens"]) == ({}, 0)
     for given, param in (
         ({"method": "ngram"}, "speculative.method"),
         ({"method": "suffix,"}, "speculative.method"),
         ({"max_nodes": 63}, "speculative.max_nodes"),
     ):
-        answer = await client.post("/v1/completions", json=asked | {"speculative": given})
+        answer = await drafting.post("/v1/completions", json=asked | {"speculative": given})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
         if given == {"method": "ngram"}:
             assert "prediction, forced, suffix" in answer.json()["error"]["message"]
 
 
 async def test_metrics_count_drafts_by_the_drafter_that_made_them(model_folder: Path) -> None:
-    loaded = load_tiny(model_folder)
+    loaded = load_tiny(model_folder, policy="fixed")
     async with asgi_client(create_app(loaded, ServerConfig())) as client:
         body = await complete(
             client, prompt="abcabcabc", max_tokens=60, regex="(abc){20}", speculative={"receipts": True}
