@@ -14,7 +14,7 @@ import pytest
 from specdec.config import EngineConfig
 from specdec.errors import ConfigError
 from specdec.free import FREE_TEXT
-from specdec.request import Request, Sampling
+from specdec.request import Request, Sampling, Speculative
 from specdec.scheduler import Scheduler
 from specdec.sequence import Grant, Sequence, Span
 from specdec.text import Detokenizer
@@ -41,7 +41,9 @@ class Simulation:
         self.known_rows = 0
         self.arrivals = 0
 
-    def add(self, prompt: Seq[int], max_tokens: int = 1, *, salt: str = "", speculative: bool = True) -> Sequence:
+    def add(
+        self, prompt: Seq[int], max_tokens: int = 1, *, salt: str = "", speculative: bool | Speculative = True
+    ) -> Sequence:
         self.arrivals += 1
         request = Request(tuple(prompt), Sampling(speculative=speculative), cache_salt=salt)
         room = self.config.max_model_len - len(prompt)
@@ -104,7 +106,7 @@ class Simulation:
             assert grant.at_frontier or grant.drafts == grant.depth == 0
             assert 0 <= grant.drafts <= self.config.max_drafts
             if grant.drafts:
-                assert seq.request.sampling.speculative
+                assert grant.drafts <= seq.request.sampling.guesses.limit
                 assert grant.depth >= 1
                 assert len(seq.tokens) + grant.depth + 1 <= self.config.max_model_len
                 assert seq.num_output + grant.depth + 1 <= seq.max_tokens
@@ -286,6 +288,14 @@ def test_speculation_can_be_off_for_one_sequence() -> None:
     simulation.add(range(10), 20, speculative=False)
     simulation.add(range(50, 60), 20)
     assert [(grant.drafts, grant.depth) for grant in simulation.step()] == [(0, 0), (6, 19)]
+
+
+@pytest.mark.parametrize(("max_nodes", "drafts"), [(None, 6), (62, 6), (6, 6), (5, 5), (1, 1), (0, 0)])
+def test_a_request_may_lower_how_many_guesses_it_gets_and_not_raise_it(max_nodes: int | None, drafts: int) -> None:
+    simulation = Simulation(config(max_rows=100))
+    simulation.add(range(10), 20, speculative=Speculative("ngram", max_nodes))
+    (grant,) = simulation.step()
+    assert (grant.drafts, grant.depth) == (drafts, 19 if drafts else 0)
 
 
 def test_the_youngest_gives_way_and_comes_back_first() -> None:
