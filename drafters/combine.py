@@ -6,7 +6,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
-from specdec.tree import EMPTY, DraftTree, merge
+from specdec.tree import EMPTY, DraftTree, merge, root
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,7 +37,8 @@ class Combined:
 
     def draft(self, grants: Seq[Grant]) -> list[DraftTree]:
         """See `Drafter.draft`. The best nodes by score are kept where the union is larger than the grant."""
-        proposals = zip(*(_asked(drafter, grants) for drafter in self.drafters), strict=True)
+        nothing = [root(grant.seq.tokens[-1]) if grant.at_frontier else EMPTY for grant in grants]
+        proposals = zip(nothing, *(_asked(drafter, grants) for drafter in self.drafters), strict=True)
         return [merge(trees).within(grant.drafts, grant.depth) for grant, trees in zip(grants, proposals, strict=True)]
 
     def observe(self, spans: Seq[Span], batch: Batch, taps: Seq[Tensor], paths: Seq[Seq[int]]) -> None:

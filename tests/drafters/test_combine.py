@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from specdec.build import make_drafter
+from specdec.build import drafter_names
 from specdec.drafters.combine import Combined
 from specdec.drafters.forced import ForcedDrafter
 from specdec.drafters.ngram import NgramDrafter
@@ -16,7 +16,7 @@ from specdec.errors import ConfigError
 from specdec.grammar.spec import JsonSchema
 from specdec.request import Sampling, Speculative
 from specdec.sequence import Grant
-from specdec.tree import EMPTY, DraftTree, chain
+from specdec.tree import EMPTY, DraftTree, chain, root
 from tests.drafters.sequences import new_sequence
 from tests.drafters_for_tests import OracleDrafter, RandomDrafter, random_tree
 from tests.grammar.small_tokenizer import VOCAB_SIZE, compiler, encode
@@ -127,13 +127,13 @@ def test_the_oracle_knows_the_answer_unless_it_errs() -> None:
     ],
 )
 def test_where_there_is_any_drafter_predictions_are_read_first(asked: str, names: tuple[str, ...]) -> None:
-    assert make_drafter(asked).names == names
+    assert drafter_names(asked) == names
 
 
 @pytest.mark.parametrize("asked", ["psychic", "suffix,psychic", "none,ngram"])
 def test_drafters_that_are_not_known_or_contradict_are_refused(asked: str) -> None:
     with pytest.raises(ConfigError, match=r"^drafter "):
-        make_drafter(asked)
+        drafter_names(asked)
 
 
 def test_a_request_hears_of_the_drafters_that_it_names_only() -> None:
@@ -167,3 +167,12 @@ def test_a_request_hears_of_the_drafters_that_it_names_only() -> None:
     assert asked == [[grants[0], grants[2], grants[3]]]
     both.draft([grants[1]])
     assert len(asked) == 1, "who is asked for nothing is not called"
+
+
+def test_where_nobody_is_asked_there_is_the_root() -> None:
+    """A request may name one drafter, and the policy not hear that one for a while."""
+    tokens = [1, 2, 3, 1, 2]
+    seq = new_sequence(tokens, sampling=Sampling(speculative=Speculative("ngram")))
+    muted = frozenset(["ngram"])
+    both = Combined([NgramDrafter(), RandomDrafter(1, 9)])
+    assert both.draft([Grant(seq, 5, 9, 9, muted), Grant(seq, 4, 0, 0, muted)]) == [root(2), EMPTY]
