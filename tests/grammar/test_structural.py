@@ -14,10 +14,12 @@ import xgrammar
 
 from specdec.errors import ConstraintError, InvalidRequest
 from specdec.evals.structured import Times, Walker, replay_text
-from specdec.evals.vocabulary import byte_vocabulary
+from specdec.evals.vocabulary import EvalVocabulary, byte_vocabulary
 from specdec.grammar.llguidance import TaggedGrammar
 from specdec.grammar.spec import StructuralTag
 from specdec.protocols import Grammar
+from specdec.tokenizer import Tokenizer
+from tests.grammar.small_tokenizer import END_IDS, VOCAB_SIZE, compiler, small_tokenizer
 from tests.grammar.test_constraints import row_of, start
 
 BYTES = byte_vocabulary()
@@ -145,6 +147,15 @@ OLD = {
     ],
     "triggers": ["<f="],
 }
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_tokens_may_reach_across_the_borders_of_parts(name: str) -> None:
+    value, good, bad = FORMATS[name]
+    grammar = compiler().compile(StructuralTag({"format": value}))
+    small = EvalVocabulary("small", Tokenizer(small_tokenizer().to_str()), VOCAB_SIZE, END_IDS)
+    for given in (*good, *bad):
+        assert (replay_text(grammar, given, small, Times()).place is None) == (given in good), given
 
 
 @functools.cache
