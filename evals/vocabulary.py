@@ -27,9 +27,10 @@ class EvalVocabulary:
     size: int
     end_ids: tuple[int, ...]
 
-    def compiler(self, remotes: Mapping[str, Any]) -> Compiler:
+    def compiler(self, remotes: Mapping[str, Any], backend: str = "auto") -> Compiler:
         """A compiler with an empty cache; `remotes` are the documents that references may point to."""
-        return Compiler(self.tokenizer.json, self.size, self.end_ids, self.tokenizer.special_ids, remotes=remotes)
+        special_ids = self.tokenizer.special_ids
+        return Compiler(self.tokenizer.json, self.size, self.end_ids, special_ids, remotes=remotes, backend=backend)
 
     @cached_property
     def ids(self) -> dict[bytes, int]:

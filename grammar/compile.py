@@ -29,8 +29,8 @@ from specdec.grammar.spec import (
     StructuralTag,
     Whitespace,
 )
-from specdec.grammar.validated import ValidatedGrammar
 from specdec.grammar.structural import structural_grammar
+from specdec.grammar.validated import ValidatedGrammar
 from specdec.protocols import Grammar
 
 MAX_CACHED = 128

@@ -1,6 +1,6 @@
 """Structural tags: free text in which tags begin, whose contents follow a schema or a pattern. Read from xgrammar's
-format, which vLLM and SGLang share, into one grammar for llguidance, since xgrammar enforces only a part of JSON Schema.
-Knows no tokenizer.
+format, which vLLM and SGLang share, into one grammar for llguidance, since xgrammar enforces only a part of JSON
+Schema. Knows no tokenizer.
 
 Where a part of a text has no end of its own (free text, a pattern), it ends at the first place where what follows it
 may stand. What would leave the end of a part, or the choice between two, to a guess is refused by its JSON pointer.
@@ -31,7 +31,13 @@ MAX_DEPTH = 16
 # What each format may say, with what it means where it is left out; `...` for what must be there.
 FIELDS: Mapping[str, Mapping[str, Any]] = {
     "const_string": {"value": ...},
-    "json_schema": {"json_schema": ..., "style": "json", "any_order": False, "max_whitespace_cnt": None, "excludes": []},
+    "json_schema": {
+        "json_schema": ...,
+        "style": "json",
+        "any_order": False,
+        "max_whitespace_cnt": None,
+        "excludes": [],
+    },
     "any_text": {"excludes": [], "max_tokens": None, "max_chars": None},
     "regex": {"pattern": ...},
     "sequence": {"elements": ...},
@@ -86,9 +92,9 @@ Part = Text | Json | Either | Tags
 
 @dataclass(frozen=True, slots=True)
 class StructuralGrammar:
-    """`lark` is the grammar of the whole text; in it `@schema0`, `@schema1` ... are the grammars of `schemas`, each with
-    the whitespace (as in `JsonSchema`; None for the caller's own) that its JSON may have. What the rule of a schema
-    matches is captured under its number."""
+    """`lark` is the grammar of the whole text; in it `@schema0`, `@schema1` ... are the grammars of `schemas`, each
+    with the whitespace (as in `JsonSchema`; None for the caller's own) that its JSON may have. What the rule of a
+    schema matches is captured under its number."""
 
     lark: str
     schemas: tuple[tuple[PreparedSchema, str | None], ...]
@@ -126,7 +132,7 @@ class _Reader:
         if set(fields) != {"structures", "triggers"}:
             raise self.wrong("", "must hold format, or structures and triggers")
         tags = []
-        for number, item in enumerate(self.list_of(dict, fields["structures"], "/structures")):
+        for number, item in enumerate(self.list_of(dict, fields["structures"], "/structures", 1)):
             if set(item) != {"begin", "schema", "end"}:
                 raise self.wrong(f"/structures/{number}", "must hold begin, schema and end")
             tags.append((item["begin"], {"type": "json_schema", "json_schema": item["schema"]}, item["end"]))
@@ -207,7 +213,9 @@ class _Reader:
     def json(self, given: Mapping[str, Any], pointer: str) -> Json:
         for name in ("style", "any_order", "excludes"):
             if given[name] != FIELDS["json_schema"][name]:
-                raise self.refused(f"{pointer}/{name}", f"is supported only where it is {FIELDS['json_schema'][name]!r}")
+                raise self.refused(
+                    f"{pointer}/{name}", f"is supported only where it is {FIELDS['json_schema'][name]!r}"
+                )
         count = given["max_whitespace_cnt"]
         if count is not None and (type(count) is not int or not 0 <= count <= 1_000):
             raise self.wrong(f"{pointer}/max_whitespace_cnt", "must be a whole number up to 1000")
@@ -222,9 +230,7 @@ class _Reader:
         self.schemas.append((prepared, whitespace))
         return Json(len(self.schemas) - 1)
 
-    def tag(
-        self, begin: str, content: object, end: object, pointers: tuple[str, str], depth: int
-    ) -> tuple[Part, ...]:
+    def tag(self, begin: str, content: object, end: object, pointers: tuple[str, str], depth: int) -> tuple[Part, ...]:
         """The parts of a tag; `pointers` lead to it and to its content."""
         ends = self.list_of(str, end, f"{pointers[0]}/end", 1) if isinstance(end, list) else [end]
         ends = [self.string(item, f"{pointers[0]}/end") for item in ends]
@@ -272,6 +278,9 @@ class _Reader:
             if len(trigger) != 1:
                 raise self.wrong(f"{places[0]}/begin", f"must begin with exactly one of the triggers, got {text!r}")
             found.append((trigger[0], self.tag(text[len(trigger[0]) :], content, end, places, depth)))
+        for number, item in enumerate(known):
+            if item not in {trigger for trigger, _ in found}:
+                raise self.wrong(f"{pointer}/triggers/{number}", f"no tag begins with {item!r}")
         return Tags(tuple(found), **flags, excludes=tuple(excludes), pointer=pointer)
 
     def string(self, value: object, pointer: str) -> str:
@@ -356,9 +365,10 @@ class _Writer:
             return symbols
         body = " ".join(item.pattern for item in run)
         if run[-1].literals:
-            name = self._name("part")
-            self._lines.append(f"{name}[lazy]: {self._terminal(body)}")
-            return [*symbols, name]
+            # Not [lazy]: llguidance misses an end at the first byte of a lazy token.
+            whole = self._terminal(body)
+            longer = self._terminal(f"{whole} /{ANY}+/")
+            return [*symbols, self._terminal(f"{whole} & ~{longer}")]
         if not at_end:
             raise self._unclear(pointer, "a regex or any_text must be followed by a const_string, a tag or the end")
         return [*symbols, self._terminal(body)]
@@ -381,7 +391,7 @@ class _Writer:
         return name
 
     def _tags(self, part: Tags, closing: tuple[str, ...]) -> str:
-        """Free text up to a trigger and the rest of a tag, again and again, and free text up to `closing` or the end."""
+        """Free text up to a trigger and the rest of a tag, again and again; free text up to `closing` or the end."""
         by_trigger: dict[str, list[tuple[Part, ...]]] = {}
         for trigger, parts in part.tags:
             by_trigger.setdefault(trigger, []).append(parts)
@@ -420,7 +430,9 @@ class _Writer:
                 if text == another and not (_then_json(first) and _then_json(second)):
                     raise self._unclear(pointer, f"two alternatives begin with {text!r}")
                 if text != another and (text.startswith(another) or another.startswith(text)):
-                    raise self._unclear(pointer, f"alternatives begin with {text!r} and {another!r}, one with the other")
+                    raise self._unclear(
+                        pointer, f"alternatives begin with {text!r} and {another!r}, one with the other"
+                    )
             if "json" in (kind, other) and any(text[0] in JSON_BEGINS for text in (*literals, *others)):
                 raise self._unclear(pointer, f"JSON could begin as {(*literals, *others)[0]!r} does")
 

@@ -95,8 +95,8 @@ class Validated:
         if complaint is not None:
             shown = repr(complaint.data[-MAX_SHOWN:].decode(errors="replace"))
             raise ConstraintError(
-                f"the text passed the grammar but not its schema: {complaint.wrong}. This is a bug in specdec; please report it "
-                f"with the schema and the text, which ends with {shown}"
+                f"the text passed the grammar but not its schema: {complaint.wrong}. This is a bug in specdec; please "
+                f"report it with the schema and the text, which ends with {shown}"
             )
 
 

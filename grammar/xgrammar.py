@@ -96,19 +96,19 @@ def _members(node: Class) -> str:
 class XgrammarGrammar:
     """A compiled grammar."""
 
-    __slots__ = ("_compiled", "_vocabulary")
+    __slots__ = ("_compiled", "vocabulary")
 
     def __init__(self, compiled: xgrammar.CompiledGrammar, vocabulary: Vocabulary) -> None:
         self._compiled = compiled
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
 
     def start(self) -> TreeConstraint:
         """See `Grammar.start`."""
-        return TreeConstraint(self.matcher, self.matcher, self._vocabulary)
+        return TreeConstraint(self.matcher, self.matcher, self.vocabulary)
 
     def matcher(self) -> XgrammarMatcher:
         """A matcher at the beginning of the text."""
-        return XgrammarMatcher(xgrammar.GrammarMatcher(self._compiled), min(self._vocabulary.end_ids))
+        return XgrammarMatcher(xgrammar.GrammarMatcher(self._compiled), min(self.vocabulary.end_ids))
 
 
 class XgrammarMatcher:

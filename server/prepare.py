@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from specdec.errors import ContextTooLong, InvalidRequest, QueueFull
-from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Regex, Spec, written_grammar
+from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Regex, Spec, StructuralTag, written_grammar
 from specdec.request import Sampling, Speculative, Stopping
 from specdec.server.schemas import Body, StructuredOutputs
 
@@ -190,13 +190,21 @@ def constraint(body: Body) -> tuple[str, Spec] | None:
 def _wanted(body: Body) -> Iterator[tuple[str, Callable[[Any], Spec], object]]:
     """Every field that may constrain: its path, what makes a spec of its value, and the value (None: not given)."""
     if (wanted := body.response_format) is not None:
-        if wanted.type == "json_object":
+        if wanted.type == "structural_tag":
+            tag = wanted.model_dump(exclude_none=True, include={"format", "structures", "triggers"})
+            yield "response_format", StructuralTag, tag
+        elif wanted.schema_ is not None:
+            yield "response_format.schema", JsonSchema, wanted.schema_
+        elif wanted.type == "json_object":
             yield "response_format", lambda _: JsonObject(), True
         elif wanted.json_schema is not None:
             yield "response_format.json_schema.schema", JsonSchema, wanted.json_schema.schema_
     if (outputs := body.structured_outputs) is not None:
         yield _structured(outputs)
-    yield "guided_json", JsonSchema, body.guided_json
+    if body.guided_whitespace_pattern is not None and body.guided_json is None:
+        raise InvalidRequest("guided_whitespace_pattern", "means nothing without guided_json")
+    guided_whitespace = body.guided_whitespace_pattern or "flexible"
+    yield "guided_json", lambda schema: JsonSchema(schema, guided_whitespace), body.guided_json
     yield "guided_regex", Regex, body.guided_regex
     yield "guided_choice", Choice, body.guided_choice
     yield "guided_grammar", written_grammar, body.guided_grammar
@@ -208,14 +216,15 @@ def _wanted(body: Body) -> Iterator[tuple[str, Callable[[Any], Spec], object]]:
 
 def _structured(outputs: StructuredOutputs) -> tuple[str, Callable[[Any], Spec], object]:
     given = outputs.model_dump(by_alias=True, exclude_none=True)
+    given.pop("disable_additional_properties", None)  # only false is taken
     compact, pattern = given.pop("disable_any_whitespace", False), given.pop("whitespace_pattern", None)
     if len(given) != 1:
-        kinds = "json, json_object, regex, choice and grammar"
+        kinds = "json, json_object, regex, choice, grammar and structural_tag"
         raise InvalidRequest("structured_outputs", f"must hold exactly one of {kinds}, got {len(given)}")
     [(kind, value)] = given.items()
     param = f"structured_outputs.{kind}"
     for name, asked in (("disable_any_whitespace", compact), ("whitespace_pattern", pattern is not None)):
-        if asked and kind not in ("json", "json_object"):
+        if asked and kind not in ("json", "json_object", "structural_tag"):
             raise InvalidRequest(f"structured_outputs.{name}", f"means nothing for {kind}")
     if compact and pattern is not None:
         message = "contradicts disable_any_whitespace; give one of them"
@@ -227,6 +236,7 @@ def _structured(outputs: StructuredOutputs) -> tuple[str, Callable[[Any], Spec],
         "regex": Regex,
         "choice": Choice,
         "grammar": written_grammar,
+        "structural_tag": lambda tag: StructuralTag(tag, whitespace),
     }
     if kind == "json_object" and value is not True:
         raise InvalidRequest(param, "must be true; leave it out for free text")

@@ -73,8 +73,9 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "session_id": (),
     "prompt_cache_retention": (),
     "guided_decoding_backend": (),
-    "guided_whitespace_pattern": (),
     "structural_tag": (),
+    "grammar_lazy": (False,),
+    "grammar_triggers": ([],),
     "stop_regex": (),
     "no_stop_trim": (False,),
     "logits_processors": (),
@@ -88,10 +89,20 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "mirostat": (0,),
 }
 
+# Older names of vLLM, with what to send now: taken, with a warning in the headers of the answer.
+DEPRECATED = {
+    "guided_json": "structured_outputs.json",
+    "guided_regex": "structured_outputs.regex",
+    "guided_choice": "structured_outputs.choice",
+    "guided_grammar": "structured_outputs.grammar",
+    "guided_whitespace_pattern": "structured_outputs.whitespace_pattern",
+}
+
 INSTEAD = {  # what to send in place of a refused field, where there is something
-    "grammar": "send structured_outputs.grammar",
     "structural_tag": "send response_format or structured_outputs",
-    "guided_decoding_backend": "the backend is chosen by the kind of constraint",
+    "guided_decoding_backend": "the backend is chosen when the server starts",
+    "grammar_lazy": "send a structural_tag, whose triggers begin tags in free text",
+    "grammar_triggers": "send a structural_tag, whose triggers begin tags in free text",
     "chat_template": "the template is set when the server starts",
     "prompt_embeds": "send text or token ids",
 }
@@ -163,28 +174,44 @@ class JsonSchemaFormat(Strict):
 
 
 class ResponseFormat(Strict):
-    """`{"type": "text" | "json_object" | "json_schema", "json_schema": {...}}`."""
+    """`{"type": "text" | "json_object" | "json_schema" | "structural_tag", ...}`: OpenAI's `json_schema`, llama.cpp's
+    `schema` beside json_object, and xgrammar's `format`, or the older `structures` and `triggers`, of a structural
+    tag."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    format: dict[str, Any] | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
         if (self.type == "json_schema") != (self.json_schema is not None):
             raise PydanticCustomError("json_schema", "needs json_schema exactly if its type is json_schema")
+        if self.schema_ is not None and self.type != "json_object":
+            raise PydanticCustomError("schema", "takes schema only if its type is json_object")
+        legacy = self.structures is not None, self.triggers is not None
+        wanted = ((True, False, False), (False, True, True))
+        given = (self.format is not None, *legacy)
+        if given not in wanted if self.type == "structural_tag" else any(given):
+            message = "needs format, or structures and triggers, exactly if its type is structural_tag"
+            raise PydanticCustomError("structural_tag", message)
         return self
 
 
 class StructuredOutputs(Strict):
-    """vLLM's constraints: exactly one of the first five."""
+    """vLLM's constraints: exactly one of the first six."""
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     json_object: bool | None = None
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
-    disable_any_whitespace: bool | None = None  # for json and json_object, as is the next
+    structural_tag: dict[str, Any] | str | None = None
+    disable_any_whitespace: bool | None = None  # for json, json_object and structural_tag, as is the next
     whitespace_pattern: str | None = None
+    disable_additional_properties: Literal[False] | None = None
 
 
 class SpeculativeBody(Strict):
@@ -247,6 +274,7 @@ class Body(Strict):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None  # for guided_json
     regex: str | None = None
     ebnf: str | None = None
     grammar: str | None = None
@@ -270,6 +298,13 @@ class Body(Strict):
         if self.stream_options is not None and not self.stream:
             raise PydanticCustomError("stream_options", "stream_options is only allowed when stream is true")
         return self
+
+    @property
+    def warnings(self) -> dict[str, str]:
+        """The headers that tell a client of fields with newer names."""
+        old = [name for name in DEPRECATED if getattr(self, name) is not None]
+        told = ", ".join(f'299 specdec "{name} is deprecated; send {DEPRECATED[name]}"' for name in old)
+        return {"warning": told} if told else {}
 
     @property
     def include_usage(self) -> bool:

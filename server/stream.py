@@ -117,13 +117,16 @@ async def respond(http: HttpRequest, reply: Reply, requests: Sequence[Request], 
     stream.watch(partial(disconnected, http.receive))
     try:
         if reply.body.stream:
-            return EventStream(Events(reply, stream), stream, await checked_batch(stream))
+            events = EventStream(Events(reply, stream), stream, await checked_batch(stream))
+            events.headers.update(reply.body.warnings)
+            return events
         content = await whole(reply, stream)
     except BaseException:
         await stream.aclose()
         raise
     await stream.aclose()
-    return Response(json.dumps(content, separators=(",", ":")).encode(), media_type="application/json")
+    data = json.dumps(content, separators=(",", ":")).encode()
+    return Response(data, media_type="application/json", headers=reply.body.warnings)
 
 
 async def disconnected(receive: Receive) -> None:

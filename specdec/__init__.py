@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         QueueFull,
         SpecdecError,
     )
-    from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex
+    from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex, StructuralTag
     from specdec.llm import LLM
     from specdec.request import Request, Sampling, Speculative, Stopping
 
@@ -50,6 +50,7 @@ __all__ = [
     "SpecdecError",
     "Speculative",
     "Stopping",
+    "StructuralTag",
     "__version__",
 ]
 
@@ -65,7 +66,7 @@ _HOMES = {
         "QueueFull",
         "SpecdecError",
     ),
-    "specdec.grammar.spec": ("Choice", "Ebnf", "JsonObject", "JsonSchema", "Lark", "Regex"),
+    "specdec.grammar.spec": ("Choice", "Ebnf", "JsonObject", "JsonSchema", "Lark", "Regex", "StructuralTag"),
     "specdec.llm": ("LLM",),
     "specdec.request": ("Request", "Sampling", "Speculative", "Stopping"),
 }

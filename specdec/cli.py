@@ -288,12 +288,17 @@ def structured(
     ] = "flexible",
     walks: Annotated[int, typer.Option(min=0, help="Random texts a schema.")] = 20,
     seed: Annotated[int, typer.Option(help="Of the random texts.")] = 0,
+    backend: Annotated[
+        Literal["llguidance", "xgrammar", "outlines"],
+        typer.Option(help="llguidance: as specdec serves. The others: by their own, unsound, reading of schemas."),
+    ] = "llguidance",
     json_out: JsonOut = None,
 ) -> None:
     """Replay known instances under the mask, and let random texts be judged by their schemas."""
     from specdec.evals.cases import read_cases, read_remotes
     from specdec.evals.provenance import load_average, machine
     from specdec.evals.report import structured_tables
+    from specdec.evals.rivals import rival_compiler
     from specdec.evals.structured import Settings, measure, schema_compiler
     from specdec.evals.vocabulary import open_vocabulary
 
@@ -303,10 +308,13 @@ def structured(
     settings = Settings(formats, whitespace, property_order == "any", walks, seed)
     origin = {**machine(), "load_average": load_average(), "model": f"tokenizer {vocabulary.name}"}
     with _bar("evaluating", "count") as progress:
-        compile_schema = schema_compiler(vocabulary, settings, documents)
+        if backend == "llguidance":
+            compile_schema = schema_compiler(vocabulary, settings, documents)
+        else:
+            compile_schema = rival_compiler(vocabulary, backend)
         found = measure(cases, vocabulary, compile_schema, settings, documents, progress=progress)
     asked = {"paths": [str(path) for path in paths], "draft": draft, "formats": formats, "walks_a_schema": walks}
-    asked |= {"property_order": property_order, "whitespace": whitespace, "seed": seed}
+    asked |= {"property_order": property_order, "whitespace": whitespace, "seed": seed, "backend": backend}
     found = {**found, **asked, "provenance": {**origin, "load_average_after": load_average()}}
     _deliver(found, structured_tables(found), json_out)
 
@@ -517,7 +525,7 @@ def _spec(given: ConstraintOptions) -> tuple[str, Spec | None]:
 
     Raises `InvalidRequest` for two, or one that is wrong in itself, and `ConfigError` for an unreadable file.
     """
-    from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex
+    from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex, StructuralTag
 
     whitespace = given.whitespace
     asked: dict[str, Callable[[], Spec]] = {}
@@ -541,8 +549,14 @@ def _spec(given: ConstraintOptions) -> tuple[str, Spec | None]:
     if given.lark is not None:
         lark = given.lark
         asked[f"--lark {lark}"] = lambda: Lark(_read(lark))
-    if whitespace != "flexible" and not (given.json or given.json_schema):
-        raise InvalidRequest("--whitespace", "means nothing without --json-schema or --json")
+    if given.structural_tag is not None:
+        tag = given.structural_tag
+        if tag.lstrip().startswith("{"):
+            asked["--structural-tag"] = lambda: StructuralTag(tag, whitespace)
+        else:
+            asked[f"--structural-tag {tag}"] = lambda: StructuralTag(_read(Path(tag)), whitespace)
+    if whitespace != "flexible" and not (given.json or given.json_schema or given.structural_tag):
+        raise InvalidRequest("--whitespace", "means nothing without --json-schema, --json or --structural-tag")
     if len(asked) > 1:
         raise InvalidRequest(list(asked)[1], f"constrains a text that {next(iter(asked))} constrains already")
     for name, make in asked.items():

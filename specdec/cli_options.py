@@ -171,6 +171,10 @@ class ConstraintOptions:
     ] = None
     ebnf: Annotated[Path | None, typer.Option(help="A grammar in a file.", rich_help_panel=_CONSTRAINT)] = None
     lark: Annotated[Path | None, typer.Option(help="A Lark grammar in a file.", rich_help_panel=_CONSTRAINT)] = None
+    structural_tag: Annotated[
+        str | None,
+        typer.Option(metavar="FILE|TEXT", help="Text whose tags hold what they must.", rich_help_panel=_CONSTRAINT),
+    ] = None
     whitespace: Annotated[
         str,
         typer.Option(

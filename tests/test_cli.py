@@ -161,6 +161,11 @@ def test_generate_keeps_to_each_kind_of_constraint(folder: str, tmp_path: Path) 
     assert re.fullmatch(r"[a-c]{5}\n", invoke(*common, "--regex", "[a-c]{5}"))
     assert invoke(*common, "--choice", "yes", "--choice", "no") in ("yes\n", "no\n")
     assert invoke(*common, "--ebnf", str(grammar_file)) in ("left\n", "right\n")
+    tag = {"type": "tag", "begin": "<x>", "content": {"type": "json_schema", "json_schema": schema}, "end": "</x>"}
+    grammar_file.write_text(json.dumps({"format": tag}))
+    for given in (json.dumps({"format": tag}), str(grammar_file)):
+        text = invoke(*common, "--structural-tag", given, "--whitespace", "compact")
+        assert text in ('<x>{"sure":true}</x>\n', '<x>{"sure":false}</x>\n')
 
 
 def test_a_text_cut_short_of_its_constraint_is_noted_on_stderr(folder: str) -> None:

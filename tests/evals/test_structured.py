@@ -17,6 +17,7 @@ import pytest
 from specdec.errors import ConfigError, ModelError
 from specdec.evals.cases import Case, Instance, Number, parse, read_cases, read_remotes, write
 from specdec.evals.orders import Orders, ranks
+from specdec.evals.rivals import rival_compiler
 from specdec.evals.second_opinion import SecondOpinion
 from specdec.evals.structured import Settings, Times, Walker, measure, replay_text, schema_compiler
 from specdec.evals.vocabulary import EvalVocabulary, byte_vocabulary, open_vocabulary
@@ -279,6 +280,18 @@ def test_nothing_invalid_of_the_official_suite_is_accepted(
     assert found["missing_remotes"]["tests"] == (10 if draft == "draft7" else 0)
 
 
+@pytest.mark.parametrize("backend", ["xgrammar", "outlines"])
+def test_what_other_libraries_make_of_a_schema_is_measured_by_the_same_rules(backend: str) -> None:
+    items = {"type": "array", "items": {"type": "boolean"}, "maxItems": 2, "uniqueItems": True}
+    cases = [case(items, [[], [True], [True, False]], [[True, True], 3], "items"), case({"type": "x"}, [], [1], "type")]
+    found = measure(cases, byte_vocabulary(), rival_compiler(byte_vocabulary(), backend), Settings(walks=4))
+    assert (found["accepted_invalid"], found["rejected_valid"], found["refused"]) == (1, 0, 1)
+    [repeats] = [entry for entry in found["failing"] if entry["outcome"] == "accepted_invalid"]
+    assert repeats["id"] == "items/invalid 0"
+    [refused] = [entry for entry in found["failing"] if entry["outcome"] == "refused"]
+    assert refused["reason"]
+
+
 def test_the_command_prints_and_writes_the_report(tmp_path: Path) -> None:
     file, report = tmp_path / "cases.jsonl", tmp_path / "report.json"
     file.write_text('{"id": "a", "schema": {"type": "integer"}, "valid": ["1"], "invalid": ["true"]}\n')
@@ -304,6 +317,7 @@ def test_the_command_prints_and_writes_the_report(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(report.read_text())
     assert (found["tests"], found["right"], found["walks"], found["seed"]) == (2, 2, 3, 5)
+    assert found["backend"] == "llguidance"
     assert "seed 5" in done.stdout
     assert found.keys() >= {
         *("tests", "right", "accepted_invalid", "rejected_valid", "refused", "unsatisfiable", "schemas", "compiled"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -363,11 +364,69 @@ async def test_a_schema_shapes_the_text(client: httpx.AsyncClient, temperature: 
     assert value["b"] in ("x", "y")
 
 
-async def test_regex_choice_and_grammar_shape_the_text(client: httpx.AsyncClient) -> None:
-    assert (await complete(client, regex="[0-9]{3}-[0-9]{2}"))["choices"][0]["text"][3] == "-"
-    assert (await chat(client, guided_choice=["yes", "no"]))["choices"][0]["message"]["content"] in ("yes", "no")
-    ebnf = await complete(client, structured_outputs={"grammar": 'root ::= "a" [bc] "d"'})
-    assert ebnf["choices"][0]["text"] in ("abd", "acd")
+INTEGER = {"type": "integer", "minimum": 10, "maximum": 99}
+TAG = {"type": "tag", "begin": "<n>", "content": {"type": "json_schema", "json_schema": INTEGER}, "end": "</n>"}
+OLD_TAG = {"structures": [{"begin": "<n>", "schema": INTEGER, "end": "</n>"}], "triggers": ["<n"]}
+
+
+NAMES: list[tuple[dict[str, Any], str]] = [
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": INTEGER}}}, r"\d\d"),
+    ({"response_format": {"type": "json_object", "schema": {"enum": [{}]}}}, r"\{\s*\}"),
+    ({"response_format": {"type": "structural_tag", "format": TAG}}, r"<n>\d\d</n>"),
+    ({"response_format": {"type": "structural_tag", **OLD_TAG}}, r"(?s)(?:(?!<n).)*(?:<n>\d\d</n>(?:(?!<n).)*)*"),
+    ({"structured_outputs": {"json": INTEGER}}, r"\d\d"),
+    ({"structured_outputs": {"json": json.dumps({"enum": [[1]]}), "disable_any_whitespace": True}}, r"\[1\]"),
+    ({"structured_outputs": {"json": {"enum": [[1]]}, "whitespace_pattern": " {2}"}}, r"\[ *1 *\]"),
+    ({"structured_outputs": {"regex": "[0-9]{3}-[0-9]{2}"}}, r"\d{3}-\d{2}"),
+    ({"structured_outputs": {"choice": ["yes", "no"]}}, "yes|no"),
+    ({"structured_outputs": {"grammar": 'root ::= "a" [bc] "d"'}}, "abd|acd"),
+    ({"structured_outputs": {"grammar": 'start: "a" /[bc]/ "d"'}}, "abd|acd"),
+    ({"structured_outputs": {"structural_tag": json.dumps({"format": TAG})}}, r"<n>\d\d</n>"),
+    ({"regex": "[0-9]{3}-[0-9]{2}"}, r"\d{3}-\d{2}"),
+    ({"ebnf": 'root ::= "a" [bc] "d"'}, "abd|acd"),
+    ({"grammar": 'root ::= "a" [bc] "d"\n'}, "abd|acd"),
+    ({"grammar": '%llguidance {}\nstart: "a" /[bc]/ "d"'}, "abd|acd"),
+    ({"json_schema": INTEGER}, r"\d\d"),
+    ({"guided_json": INTEGER}, r"\d\d"),
+    ({"guided_json": {"enum": [[1]]}, "guided_whitespace_pattern": " {2}"}, r"\[ *1 *\]"),
+    ({"guided_regex": "[0-9]{3}-[0-9]{2}"}, r"\d{3}-\d{2}"),
+    ({"guided_choice": ["yes", "no"]}, "yes|no"),
+    ({"guided_grammar": 'root ::= "a" [bc] "d"'}, "abd|acd"),
+]
+
+
+async def test_every_name_of_a_constraint_shapes_the_text(client: httpx.AsyncClient) -> None:
+    for fields, pattern in NAMES:
+        answer = await client.post("/v1/completions", json={"prompt": "x", "max_tokens": 40, "seed": 3} | fields)
+        assert answer.status_code == 200, (fields, answer.text)
+        [choice] = answer.json()["choices"]
+        if choice["finish_reason"] == "stop":
+            assert re.fullmatch(pattern, choice["text"]), (fields, choice)
+        else:
+            assert "structures" in str(fields), "only free text may go on"
+        old = [name for name in fields if name.startswith("guided_")]
+        told = answer.headers.get("warning", "")
+        assert told.count("299 specdec ") == len(old), fields
+        for name in old:
+            assert f"{name} is deprecated; send structured_outputs.{name.removeprefix('guided_')}" in told
+
+
+async def test_a_stream_warns_of_old_names_too(client: httpx.AsyncClient) -> None:
+    body = {"prompt": "x", "stream": True, "guided_choice": ["yes", "no"]}
+    async with client.stream("POST", "/v1/completions", json=body) as answer:
+        assert "guided_choice is deprecated; send structured_outputs.choice" in answer.headers["warning"]
+        assert "data: [DONE]" in "".join([text async for text in answer.aiter_text()])
+
+
+async def test_what_a_structural_tag_cannot_say_is_refused_by_its_pointer(client: httpx.AsyncClient) -> None:
+    tag = TAG | {"content": {"type": "json_schema", "json_schema": {"properties": {"a": {"not": {"format": "regex"}}}}}}
+    body = {"prompt": "x", "response_format": {"type": "structural_tag", "format": tag}}
+    answer = await client.post("/v1/completions", json=body)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert (error["param"], error["code"]) == ("response_format", "unsupported_schema")
+    assert "/format/content/json_schema: " in error["message"]
+    assert "/properties/a/not/format" in error["message"]
 
 
 async def test_the_model_s_generation_config_fills_in_what_is_not_given(tmp_path: Path) -> None:

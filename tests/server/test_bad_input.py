@@ -132,7 +132,19 @@ BOTH: list[tuple[dict[str, Any], str]] = [
     ({"ebnf": "root ::="}, "ebnf"),
     ({"structured_outputs": {"grammar": "(" * 60_000}}, "structured_outputs.grammar"),
     ({"regex": "a", "json_schema": {}}, "json_schema"),
-    ({"response_format": {"type": "structural_tag", "structures": []}}, "response_format.type"),
+    ({"response_format": {"type": "structural_tag", "structures": []}}, "response_format"),
+    ({"response_format": {"type": "structural_tag", "structures": [], "triggers": []}}, "response_format"),
+    ({"response_format": {"type": "structural_tag", "format": {"type": "token", "token": 1}}}, "response_format"),
+    ({"response_format": {"type": "text", "schema": {}}}, "response_format"),
+    ({"response_format": {"type": "json_object", "schema": {"not": {}}}}, "response_format.schema"),
+    ({"structured_outputs": {"structural_tag": "{"}}, "structured_outputs.structural_tag"),
+    (
+        {"structured_outputs": {"json": {}, "disable_additional_properties": True}},
+        "structured_outputs.disable_additional_properties",
+    ),
+    ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
+    ({"grammar_lazy": True}, "grammar_lazy"),
+    ({"grammar_triggers": [{"type": "word", "value": "x"}]}, "grammar_triggers"),
 ]
 
 COMPLETIONS: list[tuple[dict[str, Any], str]] = [

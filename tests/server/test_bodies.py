@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specdec.errors import InvalidRequest
-from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex
+from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex, StructuralTag
 from specdec.request import Sampling, Speculative
 from specdec.server.errors import MAX_MESSAGE, answer
 from specdec.server.prepare import constraint, speculative
@@ -17,6 +17,8 @@ from specdec.server.schemas import IGNORED, UNSUPPORTED, Body, ChatBody, Complet
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+TAG = {"format": {"type": "tag", "begin": "<a>", "content": {"type": "any_text"}, "end": "</a>"}}
+OLD_TAG = {"structures": [{"begin": "<a>", "schema": SCHEMA, "end": "</a>"}], "triggers": ["<a"]}
 
 
 def chat(**fields: Any) -> ChatBody:
@@ -238,7 +240,26 @@ def test_a_client_may_send_back_an_assistant_message_as_it_came() -> None:
             "structured_outputs.json",
             JsonSchema(SCHEMA, " ?"),
         ),
+        (
+            {"structured_outputs": {"json": SCHEMA, "disable_additional_properties": False}},
+            "structured_outputs.json",
+            JsonSchema(SCHEMA),
+        ),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, "response_format.schema", JsonSchema(SCHEMA)),
+        ({"response_format": {"type": "structural_tag", **TAG}}, "response_format", StructuralTag(TAG)),
+        ({"response_format": {"type": "structural_tag", **OLD_TAG}}, "response_format", StructuralTag(OLD_TAG)),
+        (
+            {"structured_outputs": {"structural_tag": json.dumps(TAG)}},
+            "structured_outputs.structural_tag",
+            StructuralTag(TAG),
+        ),
+        (
+            {"structured_outputs": {"structural_tag": OLD_TAG, "disable_any_whitespace": True}},
+            "structured_outputs.structural_tag",
+            StructuralTag(OLD_TAG, "compact"),
+        ),
         ({"guided_json": SCHEMA}, "guided_json", JsonSchema(SCHEMA)),
+        ({"guided_json": SCHEMA, "guided_whitespace_pattern": " *"}, "guided_json", JsonSchema(SCHEMA, " *")),
         ({"guided_regex": "a+"}, "guided_regex", Regex("a+")),
         ({"guided_choice": ["a"]}, "guided_choice", Choice(("a",))),
         ({"guided_grammar": 'root ::= "a"'}, "guided_grammar", Ebnf('root ::= "a"')),
