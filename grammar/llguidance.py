@@ -18,6 +18,7 @@ from specdec.grammar.lark import structure
 from specdec.grammar.refusal import refusal
 from specdec.grammar.schema import PreparedSchema
 from specdec.grammar.spec import Choice, Lark, Regex, Whitespace
+from specdec.grammar.spelling import Spelling
 from specdec.grammar.walk import MatcherFailed, TreeConstraint, Vocabulary
 
 SILENT = 0
@@ -30,10 +31,11 @@ FLEXIBLE_WHITESPACE = r"[ ]?|\r?\n[ \t]{0,40}"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LlguidanceTokens:
-    """A model's tokenizer as llguidance sees it, and which of its tokens are text."""
+    """A model's tokenizer as llguidance sees it, which of its tokens are text, and how JSON is spelled with them."""
 
     tokenizer: LLTokenizer
     vocabulary: Vocabulary
+    spelling: Spelling
 
     @classmethod
     def load(
@@ -51,7 +53,9 @@ class LlguidanceTokens:
             for token in range(min(vocab_size, tokenizer.vocab_size))
             if token not in special_ids and not tokenizer.is_special_token(token)
         )
-        return cls(tokenizer, Vocabulary.of(vocab_size, text_ids, end_ids))
+        vocabulary = Vocabulary.of(vocab_size, text_ids, end_ids)
+        spelled = (tokenizer.decode_bytes([token]) for token in range(vocabulary.size) if vocabulary.is_text(token))
+        return cls(tokenizer, vocabulary, Spelling.of(spelled))
 
     def matcher(self, matcher: LLMatcher) -> LlguidanceMatcher:
         """A `Matcher` over one of llguidance's for this tokenizer."""

@@ -50,6 +50,7 @@ from specdec.grammar.shapes import (
     others,
     unite,
 )
+from specdec.grammar.spelling import PLAIN, Spelling
 
 MAX_SHAPES = 256  # of one union
 MAX_STEPS = 60_000  # shapes that meet, in all
@@ -77,7 +78,10 @@ class TooManyShapes(Exception):
 class Lowering:
     """The shapes of a schema's parts, each worked out once. `verdicts` says of each keyword seen what it became."""
 
-    def __init__(self, documents: Documents, *, assert_formats: bool, tracks_evaluated: bool) -> None:
+    def __init__(
+        self, documents: Documents, *, assert_formats: bool, tracks_evaluated: bool, spelling: Spelling = PLAIN
+    ) -> None:
+        self.spelling = spelling
         self._documents = documents
         self._assert_formats = assert_formats
         self._tracks = tracks_evaluated
@@ -435,7 +439,7 @@ class Lowering:
 
     def _pattern(self, site: _Site, positive: bool) -> Union:
         try:
-            patterns.content_expression(site.value)
+            patterns.content_expression(site.value, self.spelling)
         except patterns.PatternRefused as error:
             return self._refused(site, str(error), String)
         return (String(frozenset({(Pattern(site.value), positive)})), *(others(String) if positive else ()))
@@ -538,7 +542,7 @@ class Lowering:
         rules: list[tuple[Tests, Child]] = []
         for pattern in site.value:
             try:
-                patterns.content_expression(pattern)
+                patterns.content_expression(pattern, self.spelling)
             except patterns.PatternRefused as error:
                 return self._refused(site, f"{pattern!r} {error}", Object)
             rules.append((frozenset({(Pattern(pattern), True)}), self._sub(site, pattern)))
@@ -559,7 +563,7 @@ class Lowering:
         for test, _ in tests:
             if isinstance(test, Pattern):
                 try:
-                    patterns.content_expression(test.pattern)
+                    patterns.content_expression(test.pattern, self.spelling)
                 except patterns.PatternRefused as error:
                     return self._refused(site, f"{test.pattern!r} {error}", Object)
         if positive:
