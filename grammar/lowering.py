@@ -453,12 +453,12 @@ class Lowering:
             return FULL if positive else ()
         if name in formats.REFUSED:
             return self._refused(site, formats.REFUSED[name], String)
-        if not positive and name not in formats.EXACT:
-            return self._refused(site, f"what is not {name} is not known exactly", String)
-        tests: set[tuple[Any, bool]] = {(Pattern(formats.PATTERNS[name]), positive)}
+        if not positive:
+            return (String(frozenset({(Pattern(formats.SUPERSETS[name]), False)})),)
+        tests: set[tuple[Any, bool]] = {(Pattern(formats.PATTERNS[name]), True)}
         if name in formats.MAX_LENGTHS:
             tests.add((Length(formats.MAX_LENGTHS[name] + 1), False))
-        return (String(frozenset(tests)), *(others(String) if positive else ()))
+        return (String(frozenset(tests)), *others(String))
 
     def _note_anew(self, site: _Site, verdict: Verdict, reason: str) -> None:
         self.verdicts[str(self._documents.child(site.place, site.keyword))] = (site.keyword, verdict, reason)
