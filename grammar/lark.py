@@ -506,9 +506,13 @@ class _Writer:
         conditions = [tests for tests, _ in rules] + [tests for tests, _, _ in shape.some]
         for tests in conditions:
             for test, _ in sorted(tests, key=repr):
-                names.update(dict.fromkeys(sorted(self._listed(test) or ())))
+                names.update(dict.fromkeys(sorted(self._listed(test) or (), key=self._mention)))
         named = [(name, child_of(shape, name, self._lowering.holds)) for name in names]
         return _Keys(tuple(named), tuple(self._cells(shape, _Keys(tuple(named), ()), frozenset())))
+
+    def _mention(self, name: str) -> tuple[int, str]:
+        """Where a name comes among others: in the order of the schema's enums."""
+        return self._lowering.mentioned.get(name, len(self._lowering.mentioned)), name
 
     def _listed(self, test: Any) -> frozenset[str] | None:
         """The strings that pass a test, where they are listed."""

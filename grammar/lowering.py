@@ -92,6 +92,7 @@ class Lowering:
         self._unknown: set[Child] = set()
         self._steps = 0
         self.verdicts: dict[str, tuple[str, Verdict, str]] = {}
+        self.mentioned: dict[str, int] = {}  # strings of enums, by when they were come across
 
     def node(self, child: Child) -> Union:
         """The shapes of a child, those that plainly allow nothing left out. Raises `ReferenceLoop`."""
@@ -334,6 +335,7 @@ class Lowering:
                 test = Among(frozenset({Decimal(value)}))
                 return (Number(frozenset({(test, positive)})), *(() if positive else others(Number)))
             case str():
+                self.mentioned.setdefault(value, len(self.mentioned))
                 test = Among(frozenset({value}))
                 return (String(frozenset({(test, positive)})), *(() if positive else others(String)))
             case list():
