@@ -180,7 +180,8 @@ class _Run:
     def _test(self, case: Case, instance: Instance, grammar: Grammar) -> int | None:
         """Replay one instance; the number of its tokens if it is valid."""
         counts = self._counts
-        text = write(instance.value) if instance.text is None else instance.text
+        spelling = self._vocabulary.spelling
+        text = spelling.respelled(write(instance.value)) if instance.text is None else instance.text
         replay = self._replay(grammar, text)
         if replay.place is not None and self._settings.any_order:
             effort = 1.0 if instance.valid else 0.1

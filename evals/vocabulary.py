@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as InnerTokenizer
 
 from specdec.errors import ModelError
 from specdec.grammar.compile import Compiler
+from specdec.grammar.spelling import Spelling
 from specdec.tokenizer import Tokenizer
 
 BYTES = "byte"  # the name of the vocabulary that has a token for every byte, and nothing else
@@ -40,6 +41,11 @@ class EvalVocabulary:
             if spelled:
                 ids.setdefault(spelled, token)
         return ids
+
+    @cached_property
+    def spelling(self) -> Spelling:
+        """How the strings of JSON are spelled with these tokens."""
+        return Spelling.of(self.ids)
 
     @cached_property
     def longest(self) -> int:

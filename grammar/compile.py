@@ -139,11 +139,11 @@ class Compiler:
                 return compile_llguidance(spec, self._llguidance(), param)
 
     def _json(self, schema: str, whitespace: Whitespace, formats: Formats, param: str) -> Grammar:
+        tokens = self._llguidance()
         try:
-            prepared = prepare(schema, formats=formats, remotes=self._remotes)
+            prepared = prepare(schema, formats=formats, remotes=self._remotes, spelling=tokens.spelling)
         except InvalidRequest as error:
             raise InvalidRequest(param, error.message, code=error.code) from error
-        tokens = self._llguidance()
         return ValidatedGrammar(compile_json(prepared, whitespace, tokens, param), prepared.validator, tokens.spell)
 
     def _structural(self, spec: StructuralTag, param: str) -> Grammar:

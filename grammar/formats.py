@@ -1,5 +1,5 @@
 """The formats of JSON Schema as regular expressions (ECMA-262), calendar rules included. A format that no regular
-expression describes is not here. Each is a subset of what its RFC allows.
+expression describes is not here. Each is a subset of what its RFC allows; a superset says what is surely not of it.
 """
 
 from __future__ import annotations
@@ -110,8 +110,20 @@ for _name in ("email", "idn-email"):  # RFC 5321, section 4.5.3.1
     PATTERNS[_name] = f"^(?=[^@]{{1,64}}@[^@]{{1,253}}$)({EXPRESSIONS[_name]})$"
 # The length that goes with a pattern, where the format has one.
 MAX_LENGTHS: dict[str, int] = {"hostname": 253, "idn-hostname": 253}
-# Formats whose pattern leaves nothing out, so that its complement is exact too.
-EXACT = frozenset({"date", "duration", "ipv4", "ipv6", "uuid", "json-pointer", "relative-json-pointer"})
+# What everything of a format matches: a string that does not is not of the format.
+_ANY_TIME = rf"([01][0-9]|2[0-3]):[0-5][0-9]:([0-5][0-9]|60)(\.[0-9]+)?([zZ]|[+\-]{_OFFSET})"
+_NO_URI = r' "<>\\^`{|}'
+SUPERSETS: dict[str, str] = {
+    **PATTERNS,
+    "time": f"^{_ANY_TIME}$",
+    "date-time": f"^{_DATE}[tT]{_ANY_TIME}$",
+    **dict.fromkeys(("email", "idn-email"), "@"),
+    "hostname": r"^[a-zA-Z0-9.\-]*$",
+    "idn-hostname": r"^[^ /@]*$",
+    **dict.fromkeys(("uri", "iri"), r"^[a-zA-Z][a-zA-Z0-9+.\-]*:"),
+    **dict.fromkeys(("uri-reference", "iri-reference"), f"^[^{_NO_URI}]*$"),
+    "uri-template": r'^[^ "<>\\^`|]*$',
+}
 # Formats that jsonschema-rs and the drafts know, but no regular expression describes.
 REFUSED: dict[str, str] = {"regex": "a regular expression cannot say what a regular expression is"}
 

@@ -46,13 +46,13 @@ from specdec.grammar.shapes import (
     is_full,
     passes,
 )
+from specdec.grammar.spelling import Spelling
 
 MAX_CHILDREN = 3_000
 MAX_COUNTED = 2_000  # rules of one object or array whose keys or items are counted
 MAX_ATOMS = 6  # tests that tell the keys of one object apart
 MAX_PERMUTED = 6
 MAX_DIVISOR = 10_000  # without its factors of ten
-STRING = f"/\\x{{22}}({patterns.ANYTHING})\\x{{22}}/"
 
 
 class Refused(Exception):
@@ -95,6 +95,8 @@ def write(lowering: Lowering, root: Child) -> tuple[str, bool]:
 class _Writer:
     def __init__(self, lowering: Lowering) -> None:
         self._lowering = lowering
+        self._spelling = lowering.spelling
+        self._any_string = f"/\\x{{22}}({lowering.spelling.anything})\\x{{22}}/"
         self._unions: dict[Child, Union] = {}
         self._productive: set[Child] = set()
         self._plans: dict[Object, _Keys] = {}
@@ -243,7 +245,7 @@ class _Writer:
         if self._any_used:
             self.has_open_keys = True
             scalar = " | ".join(("/null|true|false/", numbers.ANY_NUMBER, "STRING"))
-            lines += [f"STRING: {STRING}", f"SCALAR: {scalar}"]
+            lines += [f"STRING: {self._any_string}", f"SCALAR: {scalar}"]
             lines += ["any: SCALAR | OBRACKET (any (COMMA any)*)? CBRACKET | OBRACE (pair (COMMA pair)*)? CBRACE"]
             lines += ["pair: STRING COLON any"]
         return "\n".join(lines) + "\n"
@@ -314,7 +316,7 @@ class _Writer:
 
     def _string(self, shape: String) -> str:
         if not shape.tests:
-            return STRING
+            return self._any_string
         return f"/\\x{{22}}/ {self._contents(shape.tests)} /\\x{{22}}/"
 
     def _contents(self, tests: Tests) -> str:
@@ -333,16 +335,16 @@ class _Writer:
                     if not expected:
                         parts.append(patterns.NOTHING)
                 case Among():
-                    values = "|".join(patterns.literal(patterns.escaped(value)) for value in sorted(test.values))
+                    values = "|".join(patterns.literal(self._spelling.escaped(value)) for value in sorted(test.values))
                     (parts if expected else negative).append(f"/({values})/" if test.values else patterns.NOTHING)
                 case Pattern():
-                    (parts if expected else negative).append(patterns.content_expression(test.pattern))
+                    (parts if expected else negative).append(patterns.content_expression(test.pattern, self._spelling))
                 case Fits():
                     (parts if expected else negative).append(self._fitting(test.child))
         if least or most is not None:
-            parts.insert(0, patterns.length_expression(least, most))
+            parts.insert(0, patterns.length_expression(least, most, self._spelling))
         if not parts:
-            parts.append(f"/{patterns.ANYTHING}/")
+            parts.append(f"/{self._spelling.anything}/")
         return "(" + " & ".join([*parts, *(f"~({body})" for body in negative)]) + ")"
 
     def _fitting(self, child: Child) -> str:
@@ -489,7 +491,7 @@ class _Writer:
         """The few scalars that an array's items are out of, as regular expressions; None where they are not few."""
         if shape.prefix or shape.items not in self._unions:
             return None
-        values = _few_scalars(self._unions[shape.items])
+        values = _few_scalars(self._unions[shape.items], self._spelling)
         return None if values is None or len(values) > MAX_PERMUTED else values
 
     # Objects
@@ -507,9 +509,13 @@ class _Writer:
         conditions = [tests for tests, _ in rules] + [tests for tests, _, _ in shape.some]
         for tests in conditions:
             for test, _ in sorted(tests, key=repr):
-                names.update(dict.fromkeys(sorted(self._listed(test) or ())))
+                names.update(dict.fromkeys(sorted(self._listed(test) or (), key=self._mention)))
         named = [(name, child_of(shape, name, self._lowering.holds)) for name in names]
         return _Keys(tuple(named), tuple(self._cells(shape, _Keys(tuple(named), ()), frozenset())))
+
+    def _mention(self, name: str) -> tuple[int, str]:
+        """Where a name comes among others: in the order of the schema's enums."""
+        return self._lowering.mentioned.get(name, len(self._lowering.mentioned)), name
 
     def _listed(self, test: Any) -> frozenset[str] | None:
         """The strings that pass a test, where they are listed."""
@@ -607,7 +613,7 @@ class _Writer:
         return "OBRACE (" + " | ".join(options) + ") CBRACE"
 
     def _pair(self, name: str, child: Child) -> str:
-        key = self._terminal(f"/\\x{{22}}{patterns.literal(patterns.escaped(name))}\\x{{22}}/")
+        key = self._terminal(f"/\\x{{22}}{patterns.literal(self._spelling.escaped(name))}\\x{{22}}/")
         return f"{key} COLON {self._symbol(child)}"
 
     def _extra(self, cells: list[tuple[str, Child]]) -> str | None:
@@ -841,7 +847,7 @@ def _relevant(truths: list[tuple[bool, ...]], size: int) -> list[int]:
     ]
 
 
-def _few_scalars(union: Union) -> list[str] | None:
+def _few_scalars(union: Union, spelling: Spelling) -> list[str] | None:
     """All values of a union as regular expressions, where it is a short list of scalars without a refusal."""
     found: list[str] = []
     for shape in union:
@@ -857,7 +863,7 @@ def _few_scalars(union: Union) -> list[str] | None:
                 if len(lists) != 1 or len(shape.tests) != 1:
                     return None
                 for value in sorted(lists[0]):
-                    text = numbers.spelling(value) if isinstance(value, Decimal) else f'"{patterns.escaped(value)}"'
+                    text = numbers.spelling(value) if isinstance(value, Decimal) else f'"{spelling.escaped(value)}"'
                     found.append(patterns.literal(text))
             case _:
                 return None

@@ -22,6 +22,7 @@ from specdec.grammar.narrowing import Narrowing, TokenTable
 from specdec.grammar.refusal import refusal
 from specdec.grammar.schema import PreparedSchema
 from specdec.grammar.spec import Choice, Lark, Regex, Whitespace
+from specdec.grammar.spelling import Spelling
 from specdec.grammar.structural import StructuralGrammar
 from specdec.grammar.validated import Complaint, Validated, Validator, problem
 from specdec.grammar.walk import MatcherFailed, TreeConstraint, Vocabulary
@@ -36,11 +37,12 @@ FLEXIBLE_WHITESPACE = r"[ ]?|\r?\n[ \t]{0,40}"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LlguidanceTokens:
-    """A model's tokenizer as llguidance sees it, and which of its tokens are text."""
+    """A model's tokenizer as llguidance sees it, which of its tokens are text, and how JSON is spelled with them."""
 
     tokenizer: LLTokenizer
     vocabulary: Vocabulary
     table: TokenTable
+    spelling: Spelling
 
     @classmethod
     def load(
@@ -59,10 +61,11 @@ class LlguidanceTokens:
             if token not in special_ids and not tokenizer.is_special_token(token)
         )
         vocabulary = Vocabulary.of(vocab_size, text_ids, end_ids)
-        spelled = (
+        spelled = tuple(
             tokenizer.decode_bytes([token]) if vocabulary.is_text(token) else b"" for token in range(vocabulary.size)
         )
-        return cls(tokenizer, vocabulary, TokenTable.of(spelled, len(vocabulary.text_words_W)))
+        table = TokenTable.of(spelled, len(vocabulary.text_words_W))
+        return cls(tokenizer, vocabulary, table, Spelling.of(filter(None, spelled)))
 
     def matcher(self, matcher: LLMatcher) -> LlguidanceMatcher:
         """A `Matcher` over one of llguidance's for this tokenizer."""

@@ -50,6 +50,7 @@ from specdec.grammar.shapes import (
     others,
     unite,
 )
+from specdec.grammar.spelling import PLAIN, Spelling
 
 MAX_SHAPES = 256  # of one union
 MAX_STEPS = 60_000  # shapes that meet, in all
@@ -77,7 +78,10 @@ class TooManyShapes(Exception):
 class Lowering:
     """The shapes of a schema's parts, each worked out once. `verdicts` says of each keyword seen what it became."""
 
-    def __init__(self, documents: Documents, *, assert_formats: bool, tracks_evaluated: bool) -> None:
+    def __init__(
+        self, documents: Documents, *, assert_formats: bool, tracks_evaluated: bool, spelling: Spelling = PLAIN
+    ) -> None:
+        self.spelling = spelling
         self._documents = documents
         self._assert_formats = assert_formats
         self._tracks = tracks_evaluated
@@ -88,6 +92,7 @@ class Lowering:
         self._unknown: set[Child] = set()
         self._steps = 0
         self.verdicts: dict[str, tuple[str, Verdict, str]] = {}
+        self.mentioned: dict[str, int] = {}  # strings of enums, by when they were come across
 
     def node(self, child: Child) -> Union:
         """The shapes of a child, those that plainly allow nothing left out. Raises `ReferenceLoop`."""
@@ -330,6 +335,7 @@ class Lowering:
                 test = Among(frozenset({Decimal(value)}))
                 return (Number(frozenset({(test, positive)})), *(() if positive else others(Number)))
             case str():
+                self.mentioned.setdefault(value, len(self.mentioned))
                 test = Among(frozenset({value}))
                 return (String(frozenset({(test, positive)})), *(() if positive else others(String)))
             case list():
@@ -435,7 +441,7 @@ class Lowering:
 
     def _pattern(self, site: _Site, positive: bool) -> Union:
         try:
-            patterns.content_expression(site.value)
+            patterns.content_expression(site.value, self.spelling)
         except patterns.PatternRefused as error:
             return self._refused(site, str(error), String)
         return (String(frozenset({(Pattern(site.value), positive)})), *(others(String) if positive else ()))
@@ -449,12 +455,12 @@ class Lowering:
             return FULL if positive else ()
         if name in formats.REFUSED:
             return self._refused(site, formats.REFUSED[name], String)
-        if not positive and name not in formats.EXACT:
-            return self._refused(site, f"what is not {name} is not known exactly", String)
-        tests: set[tuple[Any, bool]] = {(Pattern(formats.PATTERNS[name]), positive)}
+        if not positive:
+            return (String(frozenset({(Pattern(formats.SUPERSETS[name]), False)})),)
+        tests: set[tuple[Any, bool]] = {(Pattern(formats.PATTERNS[name]), True)}
         if name in formats.MAX_LENGTHS:
             tests.add((Length(formats.MAX_LENGTHS[name] + 1), False))
-        return (String(frozenset(tests)), *(others(String) if positive else ()))
+        return (String(frozenset(tests)), *others(String))
 
     def _note_anew(self, site: _Site, verdict: Verdict, reason: str) -> None:
         self.verdicts[str(self._documents.child(site.place, site.keyword))] = (site.keyword, verdict, reason)
@@ -538,7 +544,7 @@ class Lowering:
         rules: list[tuple[Tests, Child]] = []
         for pattern in site.value:
             try:
-                patterns.content_expression(pattern)
+                patterns.content_expression(pattern, self.spelling)
             except patterns.PatternRefused as error:
                 return self._refused(site, f"{pattern!r} {error}", Object)
             rules.append((frozenset({(Pattern(pattern), True)}), self._sub(site, pattern)))
@@ -559,7 +565,7 @@ class Lowering:
         for test, _ in tests:
             if isinstance(test, Pattern):
                 try:
-                    patterns.content_expression(test.pattern)
+                    patterns.content_expression(test.pattern, self.spelling)
                 except patterns.PatternRefused as error:
                     return self._refused(site, f"{test.pattern!r} {error}", Object)
         if positive:

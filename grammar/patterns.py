@@ -8,26 +8,13 @@ from __future__ import annotations
 
 import functools
 import re
-import unicodedata
 from dataclasses import dataclass
+
+from specdec.grammar.spelling import ESCAPES, PLAIN, Range, Spelling, escapes, runs
 
 MAX_REPEAT = 10_000  # more would be no bound that anyone can check
 MAX_PATTERN = 32_000  # characters
 
-# What a JSON string spells with an escape, and the one spelling that is accepted for it.
-ESCAPES: dict[int, str] = {
-    **{code: f"\\u{code:04x}" for code in range(0x20)},
-    8: "\\b",
-    9: "\\t",
-    10: "\\n",
-    12: "\\f",
-    13: "\\r",
-    0x22: '\\"',
-    0x5C: "\\\\",
-}
-RAW = r"[^\x{0}-\x{1f}\x{22}\x{5c}]"
-CHARACTER = f"({RAW}" + r"|\\([\x{22}\\bfnrt]|u00(0[0-7bef]|1[0-9a-f])))"
-ANYTHING = f"{CHARACTER}*"
 NOTHING = "(/a/ & /b/)"
 
 _SPACES: tuple[tuple[int, int], ...] = (
@@ -132,13 +119,13 @@ EMPTY = Sequence()
 
 
 @functools.lru_cache(maxsize=1024)
-def content_expression(pattern: str) -> str:
+def content_expression(pattern: str, spelling: Spelling = PLAIN) -> str:
     """The terminal expression, in the backend's notation, of the string contents that `pattern` is found in.
 
     Raises `PatternRefused`."""
     if len(pattern) > MAX_PATTERN:
         raise PatternRefused(f"is longer than {MAX_PATTERN} characters")
-    return _search(_Reader(pattern).whole())
+    return _search(_Reader(pattern).whole(), spelling)
 
 
 def literal(text: str) -> str:
@@ -146,25 +133,18 @@ def literal(text: str) -> str:
     return "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
 
 
-def escaped(text: str) -> str:
-    """`text` as it stands between the quotes of a JSON string. Raises `PatternRefused` for a lone surrogate."""
-    if any(0xD800 <= ord(c) < 0xE000 for c in text):
-        raise PatternRefused("a lone surrogate cannot be written")
-    return "".join(ESCAPES.get(ord(c), c) for c in text)
-
-
-def length_expression(least: int, most: int | None) -> str:
+def length_expression(least: int, most: int | None, spelling: Spelling) -> str:
     """The string contents of `least` to `most` characters."""
-    return f"/{CHARACTER}{{{least},{'' if most is None else most}}}/"
+    return f"/{spelling.character}{{{least},{'' if most is None else most}}}/"
 
 
-def _search(node: Node) -> str:
+def _search(node: Node, spelling: Spelling) -> str:
     options = node.options if isinstance(node, Choice) else (node,)
-    expressions = [_option(option) for option in options]
+    expressions = [_option(option, spelling) for option in options]
     return expressions[0] if len(expressions) == 1 else "(" + " | ".join(expressions) + ")"
 
 
-def _option(node: Node) -> str:
+def _option(node: Node, spelling: Spelling) -> str:
     """One alternative of the whole pattern: look-around at its anchored ends becomes a conjunction."""
     parts = list(node.parts) if isinstance(node, Sequence) else [node]
     while len(parts) == 1 and isinstance(parts[0], Sequence):
@@ -172,16 +152,21 @@ def _option(node: Node) -> str:
     conditions: list[str] = []
     if len(parts) > 1 and parts[0] == Anchor(True):
         while len(parts) > 1 and isinstance(look := parts[1], Look) and look.ahead:
-            conditions.append(("" if look.positive else "~") + _group(_search(_joined(Anchor(True), look.body))))
+            conditions.append(
+                ("" if look.positive else "~") + _group(_search(_joined(Anchor(True), look.body), spelling))
+            )
             del parts[1]
     if len(parts) > 1 and parts[-1] == Anchor(False):
         while len(parts) > 1 and isinstance(look := parts[-2], Look) and not look.ahead:
-            conditions.append(("" if look.positive else "~") + _group(_search(_joined(look.body, Anchor(False)))))
+            conditions.append(
+                ("" if look.positive else "~") + _group(_search(_joined(look.body, Anchor(False)), spelling))
+            )
             del parts[-2]
     variants = _variants(Sequence(tuple(parts)))
     texts = []
     for (at_start, at_end), body in variants.items():
-        texts.append(("" if at_start else ANYTHING) + _render(body) + ("" if at_end else ANYTHING))
+        before, after = "" if at_start else spelling.anything, "" if at_end else spelling.anything
+        texts.append(before + _render(body, spelling) + after)
     found = f"/({'|'.join(texts)})/" if texts else NOTHING
     return "(" + " & ".join([found, *conditions]) + ")" if conditions else found
 
@@ -271,50 +256,70 @@ def _nullable(node: Node) -> bool:
             return False
 
 
-def _render(node: Node) -> str:
+def _render(node: Node, spelling: Spelling) -> str:
     match node:
         case Class():
-            return _render_class(node)
+            return _render_class(node, spelling)
         case Sequence():
-            return "".join(map(_render, node.parts))
+            return "".join(_render(part, spelling) for part in node.parts)
         case Choice():
-            return "(" + "|".join(map(_render, node.options)) + ")"
+            return "(" + "|".join(_render(option, spelling) for option in node.options) + ")"
         case Repeat():
             most = "" if node.most is None else str(node.most)
-            return f"({_render(node.body)}){{{node.least},{most}}}"
+            return f"({_render(node.body, spelling)}){{{node.least},{most}}}"
         case _:
             raise AssertionError(node)
 
 
-def _render_class(node: Class) -> str:
+def _render_class(node: Class, spelling: Spelling) -> str:
     ranges = "".join(f"\\x{{{low:x}}}-\\x{{{high:x}}}" for low, high in node.ranges)
     members = ranges + "".join("\\" + name for name in node.properties)
     sign = "^" if node.negated else ""
-    raw = f"[[{sign}{members}]&&{RAW}]" if members else RAW if node.negated else "[a&&b]"
-    special = [literal(text) for code, text in ESCAPES.items() if _holds(node, code)]
+    raw = f"[[{sign}{members}]&&{spelling.raw}]" if members else spelling.raw if node.negated else "[a&&b]"
+    special = [
+        literal(text) for code, text in ESCAPES.items() if _members(node, code, code, "Cc" if code < 32 else "Po")
+    ]
+    for run in runs(spelling.ranges):
+        special += escapes(_members(node, *run))
     return "(" + "|".join([raw, *special]) + ")" if special else raw
 
 
-def _holds(node: Class, code: int) -> bool:
-    """Whether a class holds one of the characters that JSON escapes."""
-    inside = any(low <= code <= high for low, high in node.ranges)
-    inside = inside or any(_has_property(name, code) for name in node.properties)
-    return inside is not node.negated
+def _members(node: Class, first: int, last: int, kind: str) -> list[Range]:
+    """What a class holds of the characters from `first` to `last`, all of one category, `kind`."""
+    found = [(max(low, first), min(high, last)) for low, high in node.ranges if low <= last and first <= high]
+    for name in node.properties:
+        found += _with_property(name, first, last, kind)
+    return _between(found, first, last) if node.negated else found
 
 
-def _has_property(name: str, code: int) -> bool:
-    body = name[2:-1]
-    category = unicodedata.category(chr(code))
-    if "=" in body:
-        key, _, value = body.partition("=")
-        inside = value == "Common" if key in ("Script", "sc") else category.startswith(_CATEGORIES.get(value, value))
-    elif body in ("Any", "ASCII"):
-        inside = True
-    elif body == "White_Space":
-        inside = 9 <= code <= 13
-    else:
-        inside = body not in _UNCASED and category.startswith(_CATEGORIES.get(body, body))
-    return inside is (name[0] == "p")
+def _with_property(name: str, first: int, last: int, kind: str) -> list[Range]:
+    """Those of the characters from `first` to `last`, all of one category, `kind`, that have a property."""
+    body, found = name[2:-1], list[Range]()
+    key, _, value = body.rpartition("=")
+    if key == "Script":
+        if kind == "Cn" or last < 0x80:
+            found = [(first, last)] if value == ("Unknown" if kind == "Cn" else "Common") else []
+        else:
+            raise PatternRefused(f"the property {body} is not known of characters that have no tokens")
+    elif body in ("Any", "ASCII", "White_Space"):
+        of = {"Any": ((0, 0x10FFFF),), "ASCII": ((0, 0x7F),), "White_Space": (*_SPACES[:-1], (0x85, 0x85))}[body]
+        found = [(max(low, first), min(high, last)) for low, high in of if low <= last and first <= high]
+    elif body in _UNCASED:
+        if kind != "Cn" and last >= 0x80:
+            raise PatternRefused(f"the property {body} is not known of characters that have no tokens")
+    elif kind.startswith(_CATEGORIES.get(body, body)) or (body == "LC" and kind in ("Lu", "Ll", "Lt")):
+        found = [(first, last)]
+    return found if name[0] == "p" else _between(found, first, last)
+
+
+def _between(ranges: list[Range], first: int, last: int) -> list[Range]:
+    """What ranges leave of the characters from `first` to `last`."""
+    found = []
+    for low, high in (*sorted(ranges), (last + 1, last + 1)):
+        if first < low:
+            found.append((first, low - 1))
+        first = max(first, high + 1)
+    return found
 
 
 class _Reader:

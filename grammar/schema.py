@@ -20,6 +20,7 @@ from specdec.grammar.lowering import Lowering, ReferenceLoop, TooManyShapes, Ver
 from specdec.grammar.references import DRAFTS, URIS, Documents, UnknownDraft, Unresolvable
 from specdec.grammar.refusal import refusal
 from specdec.grammar.shapes import Is
+from specdec.grammar.spelling import PLAIN, Spelling
 
 Formats = Literal["assert", "annotate"]
 PRECISION = 1_000  # decimal digits: more than any bound that is taken
@@ -77,10 +78,15 @@ class SchemaRefused(InvalidRequest):
 
 
 def prepare(
-    schema_text: str, *, formats: Formats = "assert", remotes: Mapping[str, object] = NO_REMOTES
+    schema_text: str,
+    *,
+    formats: Formats = "assert",
+    remotes: Mapping[str, object] = NO_REMOTES,
+    spelling: Spelling = PLAIN,
 ) -> PreparedSchema:
     """The grammar of a schema (JSON text of an object or a boolean). `remotes` are the documents that it may refer to,
-    by URI; nothing is fetched. Formats are enforced, or ignored where they are to "annotate".
+    by URI; nothing is fetched. Formats are enforced, or ignored where they are to "annotate". `spelling` says which
+    characters are written as escapes.
 
     Raises `InvalidRequest` for `schema`, with the pointers of all keywords that are refused; its code is
     "invalid_schema", "unsupported_schema", "unsatisfiable" or "too_large".
@@ -93,7 +99,9 @@ def prepare(
     try:
         with decimal.localcontext(prec=PRECISION):
             documents = Documents(schema, draft, remotes)
-            lowering = Lowering(documents, assert_formats=formats == "assert", tracks_evaluated=tracks)
+            lowering = Lowering(
+                documents, assert_formats=formats == "assert", tracks_evaluated=tracks, spelling=spelling
+            )
             text, has_open_keys = lark.write(lowering, frozenset({(Is(documents.root), True)}))
     except (Unresolvable, ReferenceLoop) as error:
         raise _refused(str(error), "invalid_schema", lowering) from error

@@ -1,4 +1,4 @@
-"""Drafts never cost much more than they give: by the cost table, a run takes at most 3% more than root-only decoding."""
+"""Drafts never cost much more than they give: by the cost table at most 3% more than root-only decoding."""
 
 from __future__ import annotations
 

@@ -292,31 +292,29 @@ def test_what_other_libraries_make_of_a_schema_is_measured_by_the_same_rules(bac
     assert refused["reason"]
 
 
-def test_the_command_prints_and_writes_the_report(tmp_path: Path) -> None:
-    file, report = tmp_path / "cases.jsonl", tmp_path / "report.json"
-    file.write_text('{"id": "a", "schema": {"type": "integer"}, "valid": ["1"], "invalid": ["true"]}\n')
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "specdec",
-            "eval",
-            "structured",
-            str(file),
-            "--walks",
-            "3",
-            "--seed",
-            "5",
-            "--json",
-            report,
-        ],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    )
+def run_command(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "specdec", "eval", "structured", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+
+
+def test_the_command_prints_and_writes_the_report_of_what_was_asked(tmp_path: Path) -> None:
+    file, report, remotes = tmp_path / "cases.jsonl", tmp_path / "report.json", tmp_path / "remotes"
+    remotes.mkdir()
+    (remotes / "whole.json").write_text('{"type": "integer"}')
+    lines = [
+        {"id": "draft", "schema": {"maximum": 3, "exclusiveMaximum": True}, "valid": ["2"], "invalid": ["3"]},
+        {"id": "remotes", "schema": {"$ref": "http://localhost:1234/whole.json"}, "valid": ["1"], "invalid": ["null"]},
+        {"id": "formats", "schema": {"type": "string", "format": "date"}, "valid": ['"x"'], "invalid": ["1"]},
+        {"id": "order", "schema": {"properties": {"a": {}, "b": {}}}, "valid": ['{"b":1,"a":2}'], "invalid": []},
+    ]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    flags = ["--tokenizer", "byte", "--draft", "4", "--remotes", remotes, "--formats", "annotate"]
+    flags += ["--property-order", "any", "--walks", "3", "--seed", "5", "--whitespace", "compact", "--json", report]
+    done = run_command(file, *flags)
     assert done.returncode == 0, done.stderr
     found = json.loads(report.read_text())
-    assert (found["tests"], found["right"], found["walks"], found["seed"]) == (2, 2, 3, 5)
+    assert [entry for entry in found["failing"] if not entry["outcome"].startswith("walk_unfinished")] == []
+    assert (found["tests"], found["right"], found["compiled"], found["walks"], found["seed"]) == (7, 7, 4, 12, 5)
     assert found["backend"] == "llguidance"
     assert "seed 5" in done.stdout
     assert found.keys() >= {
@@ -324,12 +322,7 @@ def test_the_command_prints_and_writes_the_report(tmp_path: Path) -> None:
         *("walks", "walks_valid", "walks_dead_end", "walks_unfinished", "walks_invalid"),
         *("compile_ms", "mask_us", "failing"),
     }
-    wrong = subprocess.run(
-        [sys.executable, "-m", "specdec", "eval", "structured", str(tmp_path / "none.jsonl")],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    )
+    wrong = run_command(tmp_path / "none.jsonl")
     assert wrong.returncode == 2
     assert "none.jsonl: cannot be read" in wrong.stderr
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from random import Random
 from typing import Any
 
@@ -13,7 +13,7 @@ from specdec.errors import InvalidRequest
 from specdec.evals.cases import parse
 from specdec.evals.orders import Orders, ranks
 from specdec.evals.structured import Times, Walker, replay_text, validator
-from specdec.evals.vocabulary import byte_vocabulary
+from specdec.evals.vocabulary import EvalVocabulary, byte_vocabulary
 from specdec.grammar.compile import Compiler
 from specdec.grammar.schema import prepare
 from specdec.grammar.spec import Formats, JsonSchema
@@ -38,14 +38,28 @@ class Seen:
     walked: int = 0
 
 
-@functools.cache
-def byte_compiler() -> Compiler:
-    """Every byte is a token: each place of a text is asked about."""
-    return byte_vocabulary().compiler({})
+@dataclass(frozen=True)
+class Writer:
+    """Whose tokens the texts are made of. With a token for every byte, each place of a text is asked about."""
+
+    vocabulary: EvalVocabulary
+
+    @cached_property
+    def compiler(self) -> Compiler:
+        """The compiler for all schemas."""
+        return self.vocabulary.compiler({})
+
+    @cached_property
+    def walker(self) -> Walker:
+        """What writes random texts."""
+        return Walker(self.vocabulary)
+
+
+BYTES = Writer(byte_vocabulary())
 
 
 def check_law(
-    schema: Any, instances: Iterable[Any], seen: Seen, formats: Formats = "assert", max_orders: int = MAX_ORDERS
+    schema: Any, instances: Iterable[Any], seen: Seen, formats: Formats = "assert", writer: Writer = BYTES
 ) -> None:
     """Replay instances under the schema's grammar, if it compiles, against what jsonschema-rs says of them.
 
@@ -55,7 +69,7 @@ def check_law(
     seen.schemas += 1
     texts = list(dict.fromkeys(compact(canonical(instance)) for instance in instances))
     try:
-        grammar = byte_compiler().compile(JsonSchema(schema, "compact", formats))
+        grammar = writer.compiler.compile(JsonSchema(schema, "compact", formats))
         judge = prepare(json.dumps(schema), formats=formats).validator
     except InvalidRequest as error:
         loop = "leads back to where it stands" in error.message
@@ -70,16 +84,16 @@ def check_law(
     order = ranks(schema) if isinstance(schema, Mapping) else {}
     for text in texts:
         valid = judge.is_valid(read_json(text))
-        tried, wrong = _tried(grammar, text, order, max_orders if valid else max_orders // 4)
+        tried, wrong = _tried(grammar, text, order, MAX_ORDERS if valid else MAX_ORDERS // 4, writer.vocabulary)
         assert (wrong is None) is valid, f"{text} is {'valid' if valid else 'not valid'}, yet: {wrong or 'accepted'}"
         seen.valid += valid
         seen.invalid += not valid
         seen.reordered += valid and tried > 1
     for number in range(WALKS):
-        tokens, outcome, reason = _walker().walk(grammar, Random(f"{texts} {number}"), WALK_TOKENS, Times())
+        tokens, outcome, reason = writer.walker.walk(grammar, Random(f"{texts} {number}"), WALK_TOKENS, Times())
         assert outcome != "dead_end", reason
         if outcome == "finished":
-            data = b"".join(map(byte_vocabulary().tokenizer.token_bytes, tokens))
+            data = b"".join(map(writer.vocabulary.tokenizer.token_bytes, tokens))
             wrong = problem(data, judge)
             assert wrong is None, f"{data!r} is accepted: {wrong}"
             seen.walked += 1
@@ -99,24 +113,22 @@ def canonical(instance: Any) -> Any:
     return instance
 
 
-@functools.cache
-def _walker() -> Walker:
-    return Walker(byte_vocabulary())
-
-
-def _tried(grammar: Grammar, text: str, order: Mapping[str, int], max_orders: int) -> tuple[int, str | None]:
+def _tried(
+    grammar: Grammar, text: str, order: Mapping[str, int], max_orders: int, vocabulary: EvalVocabulary
+) -> tuple[int, str | None]:
     """How many orders of the keys were tried, and why none passed, or None."""
     orders = Orders(parse(text), order)
-    vocabulary = byte_vocabulary()
     refused_at: int | None = None
     first: str | None = None
     for tried in range(max_orders):
         other = orders.next(refused_at)
         if other is None:
             return tried, first
+        other = vocabulary.spelling.respelled(other)
         replay = replay_text(grammar, other, vocabulary, Times())
         if replay.place is None:
             return tried + 1, None
         first = first or replay.reason
-        refused_at = len(other.encode()[: replay.place + 1].decode(errors="ignore"))
+        if "\\u" not in other:  # the place in a text that is spelled otherwise
+            refused_at = len(other.encode()[: replay.place + 1].decode(errors="ignore"))
     return max_orders, first

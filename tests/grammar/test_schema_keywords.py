@@ -106,6 +106,12 @@ TABLE: list[tuple[str, Any, list[Any], list[Any]]] = [
     ),
     ("propertyNames pattern", {"propertyNames": {"pattern": "^[a-z]+$"}}, [{}, {"ab": 1}, 3], [{"A": 1}, {"": 1}]),
     ("propertyNames enum", {"propertyNames": {"enum": ["a", "b"]}}, [{"a": 1, "b": 2}, {}], [{"c": 1}]),
+    (
+        "propertyNames enum, in its order",
+        {"propertyNames": {"enum": ["b", "a"]}},
+        [{"b": 1, "a": 2}, {"a": 1}],
+        [{"c": 1}],
+    ),
     ("propertyNames false", {"propertyNames": False}, [{}, []], [{"a": 1}]),
     ("minProperties, named", {**CLOSED, "minProperties": 2}, [{"a": 1, "b": 2}], [{}, {"a": 1}]),
     ("minProperties 1", {"type": "object", "minProperties": 1}, [{"a": 1}], [{}]),
