@@ -2,8 +2,9 @@
 
 Definitions. Tokens per forward: tokens emitted (an end token included, nothing after it) over target forwards that drew
 one, pooled over requests; 1.0 without drafts. Acceptance at a position: draws that accepted a draft of depth i + 1 over
-draws with any draft, as vLLM counts it. Speeds are decoding only: the step that ends the prompt is not in them. Cost ratio: what the forwards cost by the table
-that the policy goes by, over what root-only forwards would have cost for the same tokens; a number without noise.
+draws with any draft, as vLLM counts it. Speeds are decoding only: the step that ends the prompt is not in them. Cost
+ratio: what the forwards cost by the table that the policy goes by, over what root-only forwards would have cost for the
+same tokens; a number without noise.
 """
 
 from __future__ import annotations
