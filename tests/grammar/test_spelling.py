@@ -130,7 +130,7 @@ def test_the_law_of_schemas_holds_for_a_vocabulary_that_lacks_bytes() -> None:
     for number in range(40):
         random_ = random.Random(f"{seed} {number}")
         instance = schema_pairs.value(random_, 2)
-        schema = schema_pairs.Maker(random_).whole(instance)
+        schema = schema_pairs.Maker(random_).whole(instance, 1)
         check_law(schema, [instance, *(schema_pairs.variant(random_, instance) for _ in range(4))], seen, writer=writer)
     assert seen.valid > 40
     assert seen.walked > 40
