@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -126,7 +127,7 @@ class _Run:
         self._times = Times()
         self._failing: list[dict[str, str]] = []
         self._missing: list[Case] = []
-        self._excused: list[dict[str, str]] = []
+        self._excused = Counter[tuple[str, str]]()
 
     def case(self, case: Case) -> None:
         if missing_remote(parse(case.schema), self._remotes):
@@ -164,7 +165,12 @@ class _Run:
             "tests": sum(len(case.tests) for case in self._missing),
             "ids": [case.id for case in self._missing],
         }
-        found["second_opinion"] = {"by": None if self._second is None else self._second.name, "excused": self._excused}
+        found["second_opinion"] = {
+            "by": None if self._second is None else self._second.name,
+            "excused": [
+                {"id": case, "reason": reason, "walks": walks} for (case, reason), walks in self._excused.items()
+            ],
+        }
         return found
 
     def _refused(self, case: Case, refusal: InvalidRequest) -> None:
@@ -277,7 +283,7 @@ class _Run:
             return None
         disagrees, excuse = self._second.problem(case.schema, data.decode())
         if excuse is not None:
-            self._excused.append({"id": case.id, "reason": excuse})
+            self._excused[case.id, excuse] += 1
         return None if disagrees is None else f"{text} is not valid for {self._second.name}: {disagrees}"
 
     def _trees(self, case: Case, grammar: Grammar) -> None:

@@ -8,7 +8,7 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -52,6 +52,7 @@ MAX_CHILDREN = 3_000
 MAX_COUNTED = 2_000  # rules of one object or array whose keys or items are counted
 MAX_ATOMS = 6  # tests that tell the keys of one object apart
 MAX_PERMUTED = 6
+MAX_SOME = 4  # rules of which each must be used by some key of one object
 MAX_DIVISOR = 10_000  # without its factors of ten
 
 
@@ -143,11 +144,21 @@ class _Writer:
                 keys = self._keys(shape)
                 found = [child for _, child in keys.named]
                 found += [child for _, child in keys.cells]
-                for tests, child, _ in shape.some:
-                    found += [value | child for name, value in keys.named if passes(tests, name, self._lowering.holds)]
-                    found += [value | child for _, value in self._cells(shape, keys, tests)]
+                if shape.some and len(shape.some) <= MAX_SOME:
+                    found += self._children_of_some(shape)
                 return found
         return []
+
+    def _children_of_some(self, shape: Object) -> list[Child]:
+        """What a key may hold that meets rules of `some`, whichever of them."""
+        keys, found = self._keys(shape), list[Child]()
+        for chosen in _subsets(range(len(shape.some))):
+            rules = [_ordered_rules(shape)[at] for at in chosen]
+            among = frozenset[tuple[Any, bool]]().union(*(tests for tests, _, _ in rules))
+            both = frozenset[tuple[Any, bool]]().union(*(child for _, child, _ in rules))
+            found += [value | both for name, value in keys.named if passes(among, name, self._lowering.holds)]
+            found += [value | both for _, value in self._cells(shape, keys, among)]
+        return found
 
     def _can_be(self, shape: Shape) -> bool:
         """Whether a finite value has the shape, by what is known so far."""
@@ -174,25 +185,18 @@ class _Writer:
 
     def _can_be_object(self, shape: Object) -> bool:
         keys = self._keys(shape)
-        named = {name: child for name, child in keys.named if child in self._productive}
+        named = {name for name, child in keys.named if child in self._productive}
         if not all(name in named for name in shape.required):
             return False
-        if not any(child in self._productive for _, child in keys.cells) and len(named) < shape.least:
+        is_open = any(child in self._productive for _, child in keys.cells)
+        if not is_open and len(named) < shape.least:
             return False
-        room = None if shape.most is None else shape.most - len(shape.required)
         if shape.most is not None and shape.most < max(shape.least, len(shape.required)):
             return False
-        for tests, child, _ in shape.some:
-            able = {
-                name
-                for name, value in named.items()
-                if value | child in self._productive and passes(tests, name, self._lowering.holds)
-            }
-            if able and (room != 0 or not able.isdisjoint(shape.required)):
-                continue
-            if room == 0 or not any(value | child in self._productive for _, value in self._cells(shape, keys, tests)):
-                return False
-        return True
+        if not shape.some or self._num_key_states(shape) > MAX_COUNTED:
+            return True
+        *_, last = self._key_layers(shape)
+        return any(self._ways_to_end(shape, state) for state in last)
 
     def _num_states(self, shape: Array, counts: Sequence[Count]) -> int:
         """A bound on what `_counting` takes."""
@@ -461,12 +465,6 @@ class _Writer:
         ends = [name for state, name in names.items() if _is_end(state, shape, counts)]
         return "OBRACKET (" + " | ".join(ends) + ") CBRACKET"
 
-    def _late_symbol(self, child: Child) -> str | None:
-        """The symbol of a child that may not be productive, or not have been looked at before."""
-        if child not in self._unions:
-            self.reach(child)
-        return self._symbol(child) if child in self._productive else None
-
     def _permuted(self, shape: Array, longest: int | None) -> str | None:
         """Different items out of a few scalars, by which of them have been used; None where there are too many."""
         values = self._permutable(shape)
@@ -589,19 +587,16 @@ class _Writer:
         named = [(name, child, name in shape.required) for name, child in keys.named if child in self._productive]
         cells = [(body, child) for body, child in keys.cells if child in self._productive]
         fewest = len(shape.required)
-        most = shape.most if shape.most is not None and (cells or shape.most < len(named)) else None
-        least = shape.least if shape.least > fewest else 0
-        if least > fewest + 1 and cells and least > fewest:
+        least, most = self._key_bounds(shape)
+        if cells and shape.least > fewest + 1:
             self._refusals.update(self._counts(shape))
-            least = 0
         if shape.some or most is not None or least > 1 or (least and fewest):
             return self._counted_object(shape, named, cells, least, most)
         extra = self._extra(cells)
         more = f"(COMMA {extra})*" if extra else ""
         if not named:
+            assert extra or not least, shape
             body = f"{extra} {more}" if extra else ""
-            if least and not extra:
-                return "OBRACE " + self._terminal(patterns.NOTHING)
             return "OBRACE " + (body if least or not body else f"({body})?") + " CBRACE"
         pairs = [(self._pair(name, child), needed) for name, child, needed in named]
         options = [f"{self._sequence(pairs)} {more}"]
@@ -654,83 +649,114 @@ class _Writer:
         least: int,
         most: int | None,
     ) -> str:
-        """A left-linear grammar over the keys in order, how many there are, and whether `some` has been met."""
-        if len(shape.some) > 1:
-            self._refusals.update(refusal for _, _, refusal in shape.some)
-            return "OBRACE CBRACE"
-        cap = most if most is not None else max(least, 1)
-        cap = min(cap, len(named) + 1) if not cells else cap
-        if (len(named) + 1) * (cap + 1) * 2 > MAX_COUNTED:
+        """A left-linear grammar over the keys in order, how many there are, and which rules of `some` are met."""
+        if self._num_key_states(shape) > MAX_COUNTED:
             self._refusals.update(self._counts(shape))
             self._refusals.update(refusal for _, _, refusal in shape.some)
             return "OBRACE CBRACE"
-        some = next(iter(shape.some), None)
-        layer: dict[tuple[int, bool], list[str]] = {(0, some is None): [""]}
-
-        def settle(options: dict[tuple[int, bool], list[str]]) -> dict[tuple[int, bool], str]:
-            return {state: self._rule(self._name("k"), bodies) for state, bodies in options.items()}
-
-        for name, child, needed in named:
-            before = settle(layer)
-            layer = {}
-            for (count, met), rule in before.items():
-                if not needed:
-                    layer.setdefault((count, met), []).append(rule)
-                if most is not None and count >= most:
-                    continue
-                comma = "COMMA " if count else ""
-                after = min(count + 1, cap)
-                layer.setdefault((after, met), []).append(f"{rule} {comma}{self._pair(name, child)}")
-                if not met and some is not None and passes(some[0], name, self._lowering.holds):
-                    both = child | some[1]
-                    if self._late_symbol(both) is not None:
-                        layer.setdefault((after, True), []).append(f"{rule} {comma}{self._pair(name, both)}")
-        before = settle(layer)
-        ends = self._tails(shape, before, cells, least, most, cap)
-        if not ends:
-            return "OBRACE " + self._terminal(patterns.NOTHING)
+        rules: dict[_KeyState, str] = {}
+        for layer in self._key_layers(shape):
+            before, rules = rules, {}
+            for state, ways in layer.items():
+                options = [
+                    before[last] + ("" if pair is None else f" {'COMMA ' if last[0] else ''}{self._pair(*pair)}")
+                    for last, pair in ways
+                ]
+                rules[state] = self._rule(self._name("k"), options or [""])
+        extra = self._extra(cells)
+        ends = []
+        for state, rule in rules.items():
+            comma = "COMMA " if state[0] else ""
+            room = None if most is None else most - state[0]
+            for way in self._ways_to_end(shape, state):
+                witness = self._extra(self._witnesses(shape, state)) if "witness" in way else ""
+                match way:
+                    case "stop":
+                        ends.append(rule)
+                    case "others":
+                        more = _repeat(f"COMMA {extra}", 0, None if room is None else room - 1)
+                        ends.append(f"{rule} {comma}{extra} {more}")
+                    case "witness":
+                        ends.append(f"{rule} {comma}{witness}")
+                    case "others, witness":
+                        more = _repeat(f"COMMA {extra}", 0, None if room is None else room - 2)
+                        ends.append(f"{rule} {comma}{extra} {more} COMMA {witness}")
         return "OBRACE (" + " | ".join(ends) + ") CBRACE"
 
-    def _tails(
-        self,
-        shape: Object,
-        before: dict[tuple[int, bool], str],
-        cells: list[tuple[str, Child]],
-        least: int,
-        most: int | None,
-        cap: int,
-    ) -> list[str]:
-        """What may stand between the braces: the named keys, then others."""
-        extra = self._extra(cells)
-        some = next(iter(shape.some), None)
-        witness = None
-        if some is not None:
-            found = []
-            for body, child in self._cells(shape, self._keys(shape), some[0]):
-                if self._late_symbol(child | some[1]) is not None:
-                    found.append((body, child | some[1]))
-            witness = self._extra(found)
-        ends = []
-        for (count, met), rule in before.items():
-            room = None if most is None else most - count
-            comma = "COMMA " if count else ""
-            if met and count >= least:
-                ends.append(rule)
-            if room == 0:
+    def _key_bounds(self, shape: Object) -> tuple[int, int | None]:
+        """How many keys there must be and may be, where that is not plain from the named ones."""
+        keys = self._keys(shape)
+        is_open = any(child in self._productive for _, child in keys.cells)
+        possible = sum(child in self._productive for _, child in keys.named)
+        most = shape.most if shape.most is not None and (is_open or shape.most < possible) else None
+        least = shape.least if shape.least > len(shape.required) else 0
+        return (0 if is_open and least > len(shape.required) + 1 else least), most
+
+    def _num_key_states(self, shape: Object) -> int:
+        """A bound on what `_key_layers` takes."""
+        num_named = len(self._keys(shape).named)
+        states = (num_named + 1) * (self._key_cap(shape) + 1) * 2 ** len(shape.some)
+        return states if len(shape.some) <= MAX_SOME else MAX_COUNTED + 1
+
+    def _key_cap(self, shape: Object) -> int:
+        """How many keys are told apart: beyond, more make no difference."""
+        least, most = self._key_bounds(shape)
+        if most is None:
+            return max(least, 1)
+        is_open = any(child in self._productive for _, child in self._keys(shape).cells)
+        return most if is_open else min(most, len(self._keys(shape).named) + 1)
+
+    def _key_layers(self, shape: Object) -> Iterator[dict[_KeyState, list[tuple[_KeyState, tuple[str, Child] | None]]]]:
+        """The states of an object being written after none and each of its named keys, each with those before it, and
+        the key and its value between, if it is there."""
+        _, most = self._key_bounds(shape)
+        cap, some = self._key_cap(shape), _ordered_rules(shape)
+        layer: dict[_KeyState, list[tuple[_KeyState, tuple[str, Child] | None]]] = {(0, frozenset()): []}
+        yield layer
+        for name, child in self._keys(shape).named:
+            if child not in self._productive:
                 continue
-            if met and extra:
-                needed = max(0, least - count - 1)  # at most one key counts that is not named
-                if needed == 0:
-                    ends.append(
-                        f"{rule} {comma}{extra} " + _repeat(f"COMMA {extra}", 0, None if room is None else room - 1)
-                    )
-            if not met and witness:  # the last key: one that repeats it later would take its place
-                if count + 1 >= least:
-                    ends.append(f"{rule} {comma}{witness}")
-                if extra and (room is None or room > 1) and count + 1 >= least:
-                    repeated = _repeat(f"COMMA {extra}", 0, None if room is None else room - 2)
-                    ends.append(f"{rule} {comma}{extra} {repeated} COMMA {witness}")
-        return ends
+            passed = [at for at, (tests, _, _) in enumerate(some) if passes(tests, name, self._lowering.holds)]
+            before, layer = layer, {}
+            for state in before:
+                count, met = state
+                if name not in shape.required:
+                    layer.setdefault(state, []).append((state, None))
+                if most is not None and count >= most:
+                    continue
+                for new in _subsets([at for at in passed if at not in met]):
+                    value = child.union(*(some[at][1] for at in new))
+                    if value in self._productive:
+                        after = (min(count + 1, cap), met | new)
+                        layer.setdefault(after, []).append((state, (name, value)))
+            yield layer
+
+    def _ways_to_end(self, shape: Object, state: _KeyState) -> list[str]:
+        """How an object may go on behind its named keys: stop there, with other keys, with a last key that meets what
+        is left of `some`, or with both. (The last, because one that repeats it later would take its place.)"""
+        count, met = state
+        least, most = self._key_bounds(shape)
+        room = None if most is None else most - count
+        is_open = any(child in self._productive for _, child in self._keys(shape).cells)
+        found = []
+        if len(met) == len(shape.some):
+            if count >= least:
+                found.append("stop")
+            if room != 0 and is_open and count + 1 >= least:  # of keys that are not named, one at most is counted
+                found.append("others")
+        elif room != 0 and count + 1 >= least and self._witnesses(shape, state):
+            found.append("witness")
+            if is_open and (room is None or room > 1):
+                found.append("others, witness")
+        return found
+
+    def _witnesses(self, shape: Object, state: _KeyState) -> list[tuple[str, Child]]:
+        """Keys that are not named, with values, that meet all that is left of `some` at once."""
+        left = [rule for at, rule in enumerate(_ordered_rules(shape)) if at not in state[1]]
+        among = frozenset[tuple[Any, bool]]().union(*(tests for tests, _, _ in left))
+        both = frozenset[tuple[Any, bool]]().union(*(child for _, child, _ in left))
+        found = [(body, child | both) for body, child in self._cells(shape, self._keys(shape), among)]
+        return [(body, child) for body, child in found if child in self._productive]
 
 
 @dataclass(frozen=True, slots=True)
@@ -743,6 +769,19 @@ class _Keys:
 
 # How many items an array has so far, and how many of them count, for each count.
 _State = tuple[int, tuple[int, ...]]
+
+
+# How many keys an object has so far, and which rules of `some` they meet.
+_KeyState = tuple[int, frozenset[int]]
+
+
+def _ordered_rules(shape: Object) -> list[tuple[Tests, Child, Refusal]]:
+    return sorted(shape.some, key=repr)
+
+
+def _subsets(values: Sequence[int]) -> Iterator[frozenset[int]]:
+    for size in range(len(values) + 1):
+        yield from map(frozenset, itertools.combinations(values, size))
 
 
 def _ordered(counts: Iterable[Count]) -> list[Count]:

@@ -197,6 +197,13 @@ def test_a_grammar_of_any_json_is_found_out_by_both_replays_and_walks() -> None:
     assert any("is not valid" in reason for reason in reasons)
 
 
+def test_what_the_second_judge_reads_otherwise_is_listed_once_a_schema() -> None:
+    found = evaluate([case({"type": "string", "pattern": r"^\p{L}$"}, ["é"], [])], Settings(walks=5))
+    (excused,) = found["second_opinion"]["excused"]
+    assert (excused["id"], excused["walks"]) == ("case", found["walks_valid"])
+    assert "cannot judge" in excused["reason"]
+
+
 def test_other_orders_do_not_let_an_invalid_instance_through_unseen() -> None:
     """A grammar that accepts an instance in another order accepts it."""
     vocabulary, settings = byte_vocabulary(), Settings(walks=0, any_order=True)

@@ -69,9 +69,9 @@ class Maker:
     random: Random
     definitions: dict[str, Any] = field(default_factory=dict)
 
-    def whole(self, instance: Any) -> Any:
-        """A schema that is likely to allow an instance."""
-        schema = self.schema(instance, 2)
+    def whole(self, instance: Any, depth: int) -> Any:
+        """A schema that is likely to allow an instance, with keywords of keywords to a depth."""
+        schema = self.schema(instance, depth)
         used = list(_references(schema))
         for name in used:  # it grows
             used.extend(found for found in _references(self.definitions[name]) if found not in used)
@@ -170,6 +170,7 @@ class Maker:
                 {"exclusiveMaximum": instance + step + random.choice((0, 0.25))},
                 {"multipleOf": random.choice((1, 2, 0.5, 0.1, 0.01, 3))},
                 {"minimum": instance - step, "maximum": instance + 1, "type": kind_of(instance)},
+                {"exclusiveMinimum": instance - 1, "exclusiveMaximum": instance + step, "type": kind_of(instance)},
             )
         )
 

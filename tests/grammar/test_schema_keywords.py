@@ -133,6 +133,19 @@ TABLE: list[tuple[str, Any, list[Any], list[Any]]] = [
         [{"a": "x"}, {"a": 1, "b": "x"}],
         [{}, {"a": 1}],
     ),
+    (
+        "keys that break several rules",
+        {"type": "object", "properties": {"a": {}, "b": {}}}
+        | {"not": {"anyOf": [{"patternProperties": {"^a": {"type": "null"}}}, {"additionalProperties": {"const": 1}}]}},
+        [{"a": 1, "c": 2}, {"a": 1, "b": 1, "d": 2}, {"ab": 3}, {"a": 0, "ab": 2}],
+        [{}, {"a": 1}, {"c": 2}, {"a": None, "c": 2}, {"ab": 1}, {"a": 1, "c": 1}],
+    ),
+    (
+        "another object than two",
+        {"type": "object", "not": {"enum": [{"a": 1}, {"b": 1}]}, "additionalProperties": {"const": 1}},
+        [{}, {"a": 1, "b": 1}, {"c": 1}, {"a": 1, "c": 1}],
+        [{"a": 1}, {"b": 1}, {"c": 2}],
+    ),
     ("anyOf beside properties", {**CLOSED, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, [{"a": 1}], [{}]),
     ("oneOf overlap", {"type": "integer", "oneOf": [{"minimum": 3}, {"maximum": 5}]}, [2, 6], [3, 4, 5]),
     (

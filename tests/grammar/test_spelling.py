@@ -13,7 +13,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as InnerTokenizer
 
 from specdec.evals.structured import Times, replay_text
-from specdec.evals.vocabulary import EvalVocabulary, byte_vocabulary
+from specdec.evals.vocabulary import EvalVocabulary, byte_vocabulary, open_vocabulary
 from specdec.grammar.patterns import PatternRefused, content_expression
 from specdec.grammar.spec import JsonSchema
 from specdec.grammar.spelling import PLAIN, Spelling, escapes
@@ -130,7 +130,7 @@ def test_the_law_of_schemas_holds_for_a_vocabulary_that_lacks_bytes() -> None:
     for number in range(40):
         random_ = random.Random(f"{seed} {number}")
         instance = schema_pairs.value(random_, 2)
-        schema = schema_pairs.Maker(random_).whole(instance)
+        schema = schema_pairs.Maker(random_).whole(instance, 1)
         check_law(schema, [instance, *(schema_pairs.variant(random_, instance) for _ in range(4))], seen, writer=writer)
     assert seen.valid > 40
     assert seen.walked > 40
@@ -140,3 +140,13 @@ def test_a_property_that_is_not_known_of_such_characters_is_refused() -> None:
     with pytest.raises(PatternRefused, match="Alphabetic"):
         content_expression(r"^\p{Alphabetic}$", poor_vocabulary().spelling)
     assert content_expression(r"^\p{Alphabetic}$", Spelling(((0x40000, 0xBFFFF),)))  # none of these is a letter
+
+
+@pytest.mark.weights
+def test_the_real_vocabulary_writes_what_it_has_no_tokens_for() -> None:
+    vocabulary = open_vocabulary("smollm2-135m")
+    assert vocabulary.spelling.ranges == ((0x40000, 0xBFFFF),)
+    grammar = vocabulary.compiler({}).compile(JsonSchema({"const": "é\U00040000😀\x04"}, "compact"))
+    text = '"é\\ud8c0\\udc00😀\\u0004"'
+    assert replay_text(grammar, text, vocabulary, Times()).place is None
+    assert vocabulary.tokenizer.decode(vocabulary.encode(text)) == text
