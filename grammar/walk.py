@@ -74,7 +74,7 @@ class Vocabulary:
 
     def allows(self, row_W: NDArray[np.int32], token: int) -> bool:
         """Whether `row_W` has the bit of `token`; a token may be any integer."""
-        return 0 <= token < self.size and bool(row_W.item(token >> 5) >> (token & 31) & 1)
+        return 0 <= token < self.size and has(row_W, token)
 
     def is_text(self, token: int) -> bool:
         """Whether a grammar may ever allow `token` as text."""
@@ -177,7 +177,7 @@ class TreeConstraint:
         """See `Constraint.mask`. Rows of end tokens, and of nodes that `prune` would cut, stay empty."""
         assert mask.vocab_size == self._vocabulary.size, (mask.vocab_size, self._vocabulary.size)
         children = tree.children()
-        rows_NW = mask.claim_rows(first_row, len(tree))
+        rows_NW = mask.claim(first_row, len(tree))
         pending: list[tuple[int, tuple[int, ...]]] = [(0, ())] if children else []
         while pending:
             node, path = pending.pop()

@@ -113,13 +113,6 @@ class BlockPool:
                 else:
                     self._free.append(block)
 
-    def clear_cache(self) -> None:
-        """Forget all that can be found by hash; held blocks stay held."""
-        self._block_of.clear()
-        self._hash_of.clear()
-        self._free.extend(self._cached)
-        self._cached.clear()
-
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Assert every invariant, given the block tables of all sequences that hold blocks. For tests."""
         held = Counter(block for table in tables for block in table)

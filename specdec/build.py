@@ -36,8 +36,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_DRAFTER = "forced,suffix"
 
-# Found by name, imported when used.
-# Where each drafter is found, and which facts of the target it is made with.
+# Where each drafter is found, by name, and which facts of the target it is made with; imported when used.
 DRAFTERS: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     "none": ("specdec.drafters.none", "NoDrafter", ()),
     "forced": ("specdec.drafters.forced", "ForcedDrafter", ("spell",)),

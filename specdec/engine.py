@@ -426,8 +426,7 @@ def _show(
 ) -> tuple[Detokenizer, str, str | None, str | int | None]:
     """Push one token: the text, what became visible, and whether that ends it. Stop string > stop token > length."""
     stopping = seq.request.stopping
-    ignored = stopping.ignore_eos and seq.constraint is FREE_TEXT
-    is_end = token in seq.end_tokens and not ignored
+    is_end = token in seq.ending
     is_stop = is_end or token in stopping.stop_token_ids
     pushed = text.fork() if is_stop and not stopping.include_stop else text
     shown = pushed.push(token)

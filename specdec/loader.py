@@ -43,7 +43,6 @@ class Checkpoint:
     weights: Weights
     generation: Mapping[str, Any]
     end_ids: tuple[int, ...]
-    bos_id: int | None
     tokenizer: Path | Mapping[str, Any]
     chat_template: str | None
 
@@ -76,7 +75,6 @@ def _open_gguf(path: Path, name: str) -> Checkpoint:
         weights=lambda: gguf.weights(file),
         generation={},
         end_ids=gguf.end_ids(file),
-        bos_id=raw.get("bos_token_id"),
         tokenizer=gguf.tokenizer_metadata(file),
         chat_template=file.metadata.get("tokenizer.chat_template"),
     )
@@ -96,7 +94,6 @@ def _open_folder(folder: Path, name: str) -> Checkpoint:
         weights=lambda: _folder_weights(files, wrapped),
         generation=generation,
         end_ids=_token_ids(ids.get("eos_token_id"), folder),
-        bos_id=next(iter(_token_ids(ids.get("bos_token_id"), folder)), None),
         tokenizer=folder / "tokenizer.json",
         chat_template=_chat_template(folder),
     )

@@ -31,17 +31,9 @@ class TokenMask:
             self._words_LW = np.zeros((self.num_rows, self.num_words), np.int32)
         return self._words_LW
 
-    def claim(self, row: int) -> NDArray[np.int32]:
-        """The words of `row`, all zero (nothing allowed), for the caller to set. Raises IndexError outside the mask."""
-        if not 0 <= row < self.num_rows:
-            raise IndexError(f"mask row {row} is outside 0..{self.num_rows - 1}")
-        words: NDArray[np.int32] = self.words_LW[row]
-        words[:] = 0
-        self._claimed.add(row)
-        return words
-
-    def claim_rows(self, first: int, count: int) -> NDArray[np.int32]:
-        """The words `[count, num_words]` of some rows, as `claim` gives those of one."""
+    def claim(self, first: int, count: int) -> NDArray[np.int32]:
+        """The words `[count, num_words]` of rows from `first` on, all zero (nothing allowed), for the caller to set.
+        Raises IndexError outside the mask."""
         if not 0 <= first <= first + count <= self.num_rows:
             raise IndexError(f"mask rows {first}..{first + count - 1} are outside 0..{self.num_rows - 1}")
         words_NW: NDArray[np.int32] = self.words_LW[first : first + count]
@@ -62,10 +54,3 @@ class TokenMask:
 def bits(words: NDArray[np.int32], vocab_size: int) -> NDArray[np.bool_]:
     """Booleans `[vocab_size]` of one row of words."""
     return np.unpackbits(words.view(np.uint8), bitorder="little", count=vocab_size).view(np.bool_)
-
-
-def allow(words: NDArray[np.int32], tokens: list[int]) -> None:
-    """Set the bits of `tokens` in one row of words."""
-    row = words.view(np.uint32)
-    for token in tokens:
-        row[token >> 5] |= np.uint32(1 << (token & 31))

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.errors import DeadEnd, NumericalError
-from specdec.free import FREE_TEXT
 from specdec.kernels.sample import best, log_probabilities, penalize, perturbed
 from specdec.mask import TokenMask
 from specdec.sequence import Logprob, Sequence, Span
@@ -117,15 +116,14 @@ def forbid(scores_V: NDArray[np.float32], allowed_V: NDArray[np.bool_]) -> None:
 def _banned(seq: Sequence, depth: int, allowed_V: NDArray[np.bool_] | None) -> list[int]:
     """Tokens that may not be drawn `depth` tokens past the last known one, whatever the grammar says.
 
-    Stops are banned before `min_tokens`, and end tokens all along for `ignore_eos` under a grammar, which has nothing
-    to say after its end. Where the grammar leaves nothing else, it is complete, and completion wins.
+    Stops are banned before `min_tokens`, and end tokens all along for `ignore_eos` where a grammar has a say, since it
+    has nothing to say after its end. Where the grammar leaves nothing else, it is complete, and completion wins.
     """
     stopping = seq.request.stopping
-    constrained = seq.constraint is not FREE_TEXT
     banned: set[int] = set()
     if seq.num_output + depth < stopping.min_tokens:
         banned.update(seq.end_tokens, stopping.stop_token_ids)
-    if stopping.ignore_eos and constrained:
+    if stopping.ignore_eos and allowed_V is not None:
         banned.update(seq.end_tokens)
     tokens = sorted(banned)
     if tokens and allowed_V is not None and int(allowed_V[tokens].sum()) == int(allowed_V.sum()):

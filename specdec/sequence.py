@@ -41,7 +41,8 @@ class Sequence:
     constraint: Constraint
     text: Detokenizer
     max_tokens: int
-    end_tokens: frozenset[int]
+    end_tokens: frozenset[int]  # the model's
+    ending: frozenset[int] = field(init=False)  # those that end this text: none where free text ignores them
     arrival: int = 0
     num_computed: int = 0
     num_cached: int = 0  # prompt tokens that the first admission found in the prefix cache
@@ -59,6 +60,8 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.followed = Followed(self.request.prediction)
+        ignored = self.request.grammar is None and self.request.stopping.ignore_eos
+        self.ending = frozenset() if ignored else self.end_tokens
 
     @property
     def num_prompt(self) -> int:

@@ -32,9 +32,9 @@ _CACHE_VERSION = 1  # of what `tokenizer_json` writes; part of the cache key
 class Tokenizer:
     """One vocabulary with its rules. Immutable, shared by threads; long texts are encoded without the GIL.
 
-    `vocab_size` is the largest id plus one (a model's own may be larger), `special_ids` the control tokens, `bos_id`
-    the token that begins a text, `prefix` what `encode` puts before a text, `json` the text of the `tokenizer.json`,
-    `named_tokens` how the tokens with a role are spelled (`bos_token`, `eos_token`, ...).
+    `vocab_size` is the largest id plus one (a model's own may be larger), `special_ids` the control tokens, `prefix`
+    what `encode` puts before a text, `json` the text of the `tokenizer.json`, `named_tokens` how the tokens with a role
+    are spelled (`bos_token`, `eos_token`, ...).
     """
 
     def __init__(
@@ -65,7 +65,6 @@ class Tokenizer:
         self.named_tokens = dict(named_tokens or {})
         if self.prefix:
             self.named_tokens.setdefault("bos_token", self.token_text(self.prefix[0]))
-        self.bos_id = self._ids.get(self.named_tokens.get("bos_token", ""))
 
     @classmethod
     def from_file(cls, path: Path | str) -> Tokenizer:

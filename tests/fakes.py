@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from specdec.batch import Batch
 from specdec.config import EngineConfig
 from specdec.engine import Engine
-from specdec.mask import TokenMask, allow
+from specdec.mask import TokenMask
 from specdec.protocols import Drafter, Forward
 from specdec.request import Request, Stopping
 from specdec.sequence import Emission
 from specdec.text import Detokenizer
 from specdec.tree import DraftTree
+from tests.masks import allow, claim
 
 
 class HashRunner:
@@ -111,7 +112,7 @@ class AutomatonState:
         self.grammar.fail("mask", self.length)
         for node, state in enumerate(self._states(tree)):
             assert state is not None, "what prune forbids is not verified"
-            words = mask.claim(first_row + node)
+            words = claim(mask, first_row + node)
             allow(words, [*self.grammar.edges.get(state, ()), *self.grammar.ends.get(state, ())])
 
     def row(self, path: tuple[int, ...]) -> NDArray[np.int32]:

@@ -51,7 +51,7 @@ def test_random_walks_keep_every_invariant(caching: bool) -> None:
         for _ in range(150):
             free, aging = pool.num_free, list(book.aging)
             match rng.choice(
-                ["take", "take", "draft", "match", "publish", "publish", "release", "release", "withdraw", "clear"]
+                ["take", "take", "draft", "match", "publish", "publish", "release", "release", "withdraw"]
             ):
                 case "take":
                     want = rng.randint(0, 4)
@@ -102,9 +102,6 @@ def test_random_walks_keep_every_invariant(caching: bool) -> None:
                     pool.withdraw(blocks)
                     for block in blocks:
                         book.forget(block)
-                case "clear" if rng.random() < 0.1:
-                    pool.clear_cache()
-                    book = Book()
             pool.check(table for table, _ in tables)
             assert list(pool._cached) == book.aging
             assert pool.num_available == pool.num_free + len(book.aging)
@@ -216,20 +213,6 @@ def test_nothing_is_found_without_caching() -> None:
     assert pool.match(names_of([1, 1, 2, 2], 2)) == []
     pool.release(blocks)
     assert pool.num_free == 4
-    pool.check([])
-
-
-def test_clearing_forgets_names_and_keeps_what_is_held() -> None:
-    pool = BlockPool(7, 2)
-    held, cached = chain_of(pool, [1, 1, 2, 2]), chain_of(pool, [3, 3, 4, 4])
-    pool.release(cached)
-    pool.clear_cache()
-    pool.check([held])
-    assert pool.num_free == 4
-    assert pool.match(names_of([1, 1, 2, 2], 2)) == pool.match(names_of([3, 3, 4, 4], 2)) == []
-    pool.publish(held[0], names_of([1, 1], 2)[0])
-    assert pool.match(names_of([1, 1], 2)) == held[:1]
-    pool.release(held)
     pool.check([])
 
 

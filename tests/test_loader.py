@@ -32,11 +32,11 @@ def edit_weights(path: Path, change: Callable[[dict[str, torch.Tensor]], object]
 def test_a_folder_tells_its_ids_template_and_defaults(tmp_path: Path) -> None:
     tiny_llama(tmp_path)
     checkpoint = open_checkpoint(tmp_path)
-    assert (checkpoint.end_ids, checkpoint.bos_id, checkpoint.chat_template) == ((2, 5), 1, None)
+    assert (checkpoint.end_ids, checkpoint.chat_template) == ((2, 5), None)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 7, 5], "temperature": 0.6}')
     (tmp_path / "tokenizer_config.json").write_text('{"chat_template": [{"name": "default", "template": "T"}]}')
     checkpoint = open_checkpoint(str(tmp_path))
-    assert (checkpoint.end_ids, checkpoint.bos_id, checkpoint.chat_template) == ((5, 7), 1, "T")
+    assert (checkpoint.end_ids, checkpoint.chat_template) == ((5, 7), "T")
     assert checkpoint.generation["temperature"] == 0.6
     assert checkpoint.tokenizer == tmp_path / "tokenizer.json"
     (tmp_path / "chat_template.jinja").write_text("J")
@@ -284,7 +284,7 @@ def test_a_hub_id_in_the_local_cache_needs_no_network(monkeypatch: pytest.Monkey
 @pytest.mark.weights
 def test_smollm2_knows_the_capital_of_france() -> None:
     checkpoint = open_checkpoint("smollm2-135m")
-    assert (checkpoint.name, checkpoint.end_ids, checkpoint.bos_id) == ("smollm2-135m", (2,), 1)
+    assert (checkpoint.name, checkpoint.end_ids) == ("smollm2-135m", (2,))
     assert checkpoint.chat_template is not None
     assert isinstance(checkpoint.tokenizer, dict)
     vocabulary = checkpoint.tokenizer["tokenizer.ggml.tokens"]

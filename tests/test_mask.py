@@ -7,7 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from specdec.mask import TokenMask, allow, bits
+from specdec.mask import TokenMask, bits
+from tests.masks import allow, claim
 
 
 @pytest.mark.parametrize("vocab_size", [1, 8, 31, 32, 33, 63, 64, 65, 1000, 49152])
@@ -17,7 +18,7 @@ def test_bits_and_allow_are_inverse(vocab_size: int) -> None:
     rng = random.Random(seed)
     tokens = rng.sample(range(vocab_size), rng.randint(0, vocab_size))
     mask = TokenMask(3, vocab_size)
-    allow(mask.claim(1), tokens)
+    allow(claim(mask, 1), tokens)
     allowed = mask.allowed(1)
     assert allowed is not None
     assert allowed.dtype == np.bool_
@@ -27,7 +28,7 @@ def test_bits_and_allow_are_inverse(vocab_size: int) -> None:
 
 def test_bit_v_is_bit_v_mod_32_of_word_v_div_32() -> None:
     mask = TokenMask(1, 100)
-    words = mask.claim(0)
+    words = claim(mask, 0)
     allow(words, [0, 31, 32, 99])
     assert words.dtype == np.int32
     assert words.view(np.uint32).tolist() == [1 | 1 << 31, 1, 0, 1 << 3]
@@ -38,7 +39,7 @@ def test_a_row_that_nobody_claimed_costs_nothing_and_allows_everything() -> None
     assert mask.allowed(2) is None
     assert mask.words(2) is None
     assert mask._words_LW is None
-    mask.claim(1)
+    claim(mask, 1)
     assert mask.allowed(2) is None
     assert mask.words_LW.shape == (4, 4)
     assert mask.words_LW.flags.c_contiguous
@@ -46,7 +47,7 @@ def test_a_row_that_nobody_claimed_costs_nothing_and_allows_everything() -> None
 
 def test_a_claimed_row_allows_nothing_until_it_is_filled() -> None:
     mask = TokenMask(2, 40)
-    mask.claim(0)
+    claim(mask, 0)
     allowed = mask.allowed(0)
     assert allowed is not None
     assert not allowed.any()
@@ -55,10 +56,10 @@ def test_a_claimed_row_allows_nothing_until_it_is_filled() -> None:
 def test_claiming_again_starts_again() -> None:
     mask = TokenMask(2, 40)
     mask.words_LW[:] = -1
-    words = mask.claim(1)
+    words = claim(mask, 1)
     assert not words.any()
     allow(words, [5])
-    mask.claim(1)
+    claim(mask, 1)
     allowed = mask.allowed(1)
     assert allowed is not None
     assert not allowed.any()
@@ -72,15 +73,15 @@ def test_bits_past_the_vocabulary_are_not_seen() -> None:
 
 @pytest.mark.parametrize("row", [-1, 2, 10])
 def test_a_row_outside_the_mask_is_refused(row: int) -> None:
-    with pytest.raises(IndexError, match=rf"mask row {row} is outside 0\.\.1"):
-        TokenMask(2, 8).claim(row)
+    with pytest.raises(IndexError, match=rf"mask rows {row}..{row} are outside 0\.\.1"):
+        TokenMask(2, 8).claim(row, 1)
 
 
 def test_claimed_rows_are_blank_and_neighbours_stay_unclaimed() -> None:
     mask = TokenMask(5, 70)
-    mask.claim(2)[:] = -1
-    mask.claim_rows(1, 3)[0] = 1
+    claim(mask, 2)[:] = -1
+    mask.claim(1, 3)[0] = 1
     assert [mask.words(row) is None for row in range(5)] == [True, False, False, False, True]
     assert [int(mask.words_LW[row].sum()) for row in (1, 2, 3)] == [3, 0, 0]
     with pytest.raises(IndexError):
-        mask.claim_rows(3, 3)
+        mask.claim(3, 3)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from specdec.errors import DeadEnd, NumericalError
 from specdec.free import FREE_TEXT
 from specdec.kernels.sample import gumbel, noise_words
-from specdec.mask import TokenMask, allow
+from specdec.mask import TokenMask
 from specdec.protocols import Constraint
 from specdec.request import Request, Sampling, Stopping
 from specdec.sampling import Picks, forbid, scores
@@ -21,6 +21,7 @@ from specdec.sequence import Sequence, Span
 from specdec.text import Detokenizer
 from specdec.tree import chain
 from tests.fakes import Automaton
+from tests.masks import allow, claim
 
 VOCAB_SIZE = 12
 CONSTRAINED = Automaton({0: {1: 0}}, {}).start()
@@ -199,9 +200,9 @@ def test_the_draw_of_a_node_is_that_of_its_place_in_the_text() -> None:
 def test_the_mask_of_a_node_is_its_own_row() -> None:
     logits_LV = np.stack([row(number) for number in range(4)])
     mask = TokenMask(4, VOCAB_SIZE)
-    allow(mask.claim(2), [7])
-    allow(mask.claim(3), [8])
-    allow(mask.claim(0), [9])
+    allow(claim(mask, 2), [7])
+    allow(claim(mask, 3), [8])
+    allow(claim(mask, 0), [9])
     picks, span = picks_for(sequence([1], constraint=CONSTRAINED), [7], logits_LV, mask)
     assert picks.at(span, 0, [])[0] == 7
     assert picks.at(span, 1, [7])[0] == 8

@@ -184,8 +184,6 @@ def test_random_lives_keep_every_invariant(block_size: int, caching: bool) -> No
                     simulation.scheduler.release(victim)
                     assert victim.blocks == []
                     simulation.scheduler.pool.check(simulation.scheduler.tables())
-            if rng.random() < 0.02:
-                simulation.scheduler.pool.clear_cache()
             if simulation.scheduler.has_work:
                 simulation.step(rng)
         simulation.run(rng)

@@ -296,7 +296,6 @@ def test_metadata_says_what_stands_around_a_text(changes: dict[str, Any], prefix
     bare = tokenizer.encode("fox", add_special_tokens=False)
     assert tokenizer.encode("fox") == [*prefix, *bare, *suffix]
     assert tokenizer.prefix == tuple(prefix)
-    assert tokenizer.bos_id == 1
     assert tokenizer.named_tokens == {"bos_token": SPECIAL[1], "eos_token": SPECIAL[2], "unk_token": SPECIAL[0]}
 
 
@@ -424,12 +423,11 @@ def test_from_file_reads_the_roles_of_tokens_beside_it(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     original = byte_level_reference()
     path.write_text(original.to_str(), encoding="utf-8")
-    assert Tokenizer.from_file(path).bos_id is None
+    assert "bos_token" not in Tokenizer.from_file(path).named_tokens
     for spelled in ("<|im_start|>", {"content": "<|im_start|>", "lstrip": False}):
         config = {"bos_token": spelled, "eos_token": None, "add_bos_token": False, "pad_token": "<|im_end|>"}
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
         tokenizer = Tokenizer.from_file(path)
-        assert tokenizer.bos_id == 1
         assert tokenizer.named_tokens == {"bos_token": "<|im_start|>", "pad_token": "<|im_end|>"}
     assert tokenizer.encode(CORPUS[1]) == original.encode(CORPUS[1]).ids
     for broken in ("[]", "{"):
