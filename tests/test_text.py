@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import random
 import time
 from collections.abc import Sequence
@@ -138,13 +139,12 @@ def test_random_texts_agree_with_the_definition_token_by_token() -> None:
         assert ("".join(out), text.matched) == reference(data, stops, include_stop)
         # Nothing is held without need: what is hidden begins a stop string or a character.
         for count in range(len(out) - 2):
-            seen = b"".join(table[: count + 1]).decode("utf-8", "replace")
+            # Up to three bytes may still become a character; Python waits for the third after ED A0 to ED BF too.
+            seen, used = codecs.utf_8_decode(b"".join(table[: count + 1]), "replace", False)
+            assert sum(map(len, table[: count + 1])) - used <= 3
             visible = "".join(out[: count + 1])
-            hidden = seen[len(visible) :]
             assert seen.startswith(visible)
-            assert any(
-                stop.startswith((hidden, hidden.removesuffix("\ufffd"))[cut]) for stop in ("", *stops) for cut in (0, 1)
-            )
+            assert any(stop.startswith(seen[len(visible) :]) for stop in ("", *stops))
 
 
 def test_forks_show_what_the_sequence_itself_shows() -> None:
