@@ -8,8 +8,8 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -19,6 +19,7 @@ from specdec.grammar import numbers, patterns
 from specdec.grammar.lowering import Lowering, bounds
 from specdec.grammar.shapes import (
     ANY,
+    FULL,
     NONE,
     Among,
     Array,
@@ -52,11 +53,12 @@ MAX_CHILDREN = 3_000
 MAX_COUNTED = 2_000  # rules of one object or array whose keys or items are counted
 MAX_ATOMS = 6  # tests that tell the keys of one object apart
 MAX_PERMUTED = 6
+MAX_DEPTH_COUNTED = 4
 MAX_DIVISOR = 10_000  # without its factors of ten
 
 
 class Refused(Exception):
-    """What cannot be written, all of it."""
+    """What cannot be written, all of it, where some of it is final."""
 
     def __init__(self, refusals: Iterable[Refusal]) -> None:
         self.refusals = sorted(set(refusals), key=lambda refusal: refusal.pointer)
@@ -83,13 +85,23 @@ def structure(whitespace: str | None) -> str:
     )
 
 
-def write(lowering: Lowering, root: Child) -> tuple[str, bool]:
-    """The grammar of what `root` allows, without the terminals of `structure`, and whether it lets some object make up
-    keys: those may then repeat. Raises `Refused`, `Unsatisfiable`, `TooLarge`."""
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A grammar without the terminals of `structure`. It allows all that it should, and more where it leaves something
+    out: the keywords of `unsaid`, and that no key comes twice where it `has_open_keys`, which texts make up. Where it
+    `has_tight_keys`, there are objects that may run out of them."""
+
+    text: str
+    unsaid: Residue
+    has_open_keys: bool
+    has_tight_keys: bool
+
+
+def write(lowering: Lowering, root: Child) -> Written:
+    """The grammar of what `root` allows. Raises `Refused`, `Unsatisfiable`, `TooLarge`."""
     writer = _Writer(lowering)
     writer.reach(root)
-    text = writer.text(root)
-    return text, writer.has_open_keys
+    return writer.written(root)
 
 
 class _Writer:
@@ -106,7 +118,8 @@ class _Writer:
         self._refusals: set[Refusal] = set()
         self._any_used = False
         self._names = itertools.count()
-        self.has_open_keys = False
+        self._has_open_keys = False
+        self._has_tight_keys = False
 
     # What can be written at all
 
@@ -159,9 +172,6 @@ class _Writer:
             case Array():
                 length = self._longest(shape)
                 if length is not None and length < shape.least:
-                    return False
-                values = self._permutable(shape) if shape.unique else None
-                if values is not None and len(values) < shape.least:
                     return False
                 counts = _ordered(shape.counts)
                 if not counts or self._num_states(shape, counts) > MAX_COUNTED:
@@ -228,27 +238,74 @@ class _Writer:
 
     def _longest(self, shape: Array) -> int | None:
         """How many items there may be; None for no bound."""
+        longest = shape.most
         for index, child in enumerate((*shape.prefix, shape.items)):
             if child not in self._productive:
-                return index if shape.most is None else min(index, shape.most)
-        return shape.most
+                longest = index if longest is None else min(index, longest)
+                break
+        if shape.unique:
+            count = self._count(shape.items, MAX_DEPTH_COUNTED)
+            if count is not None:  # those of the prefix may be others
+                most = len(shape.prefix) + count
+                longest = most if longest is None else min(most, longest)
+        return longest
+
+    def _count(self, child: Child, depth: int) -> int | None:
+        """How many values a child allows, or more than that; None where they are not known to be finite."""
+        total = 0
+        for shape in self._unions.get(child, FULL) if depth else FULL:
+            count = self._count_of(shape, depth)
+            if count is None:
+                return None
+            total += count
+        return total
+
+    def _count_of(self, shape: Shape, depth: int) -> int | None:
+        match shape:
+            case Null():
+                return 1
+            case Boolean():
+                return len(shape.values)
+            case Number() | String():
+                lists = [len(test.values) for test, expected in shape.tests if expected and isinstance(test, Among)]
+                if lists or isinstance(shape, String):
+                    return min(lists, default=None)
+                low, high = bounds(shape.tests)
+                if low is None or high is None or (Integral(), True) not in shape.tests:
+                    return None
+                first, last = numbers.integers_between(*low, *high)
+                return max(0, int(last - first) + 1)
+            case Object():
+                keys = self._keys(shape)
+                if any(child in self._productive for _, child in keys.cells):
+                    return None
+                counts = [
+                    (self._count(child, depth - 1), name in shape.required)
+                    for name, child in keys.named
+                    if child in self._productive
+                ]
+                if any(count is None for count, _ in counts):
+                    return None
+                return _product((count or 0) + (not needed) for count, needed in counts)
+        return 1 if shape.most == 0 else None
 
     # The text
 
-    def text(self, root: Child) -> str:
+    def written(self, root: Child) -> Written:
         if root not in self._productive:
             raise Unsatisfiable
         start = self._symbol(root)
-        if self._refusals:
+        if any(refusal.final for refusal in self._refusals):
             raise Refused(self._refusals)
         lines = [f"start: {start}", *self._lines, *(f"{name}: {body}" for body, name in self._terminals.items())]
         if self._any_used:
-            self.has_open_keys = True
+            self._has_open_keys = True
             scalar = " | ".join(("/null|true|false/", numbers.ANY_NUMBER, "STRING"))
             lines += [f"STRING: {self._any_string}", f"SCALAR: {scalar}"]
             lines += ["any: SCALAR | OBRACKET (any (COMMA any)*)? CBRACKET | OBRACE (pair (COMMA pair)*)? CBRACE"]
             lines += ["pair: STRING COLON any"]
-        return "\n".join(lines) + "\n"
+        text = "\n".join(lines) + "\n"
+        return Written(text, frozenset(self._refusals), self._has_open_keys, self._has_tight_keys)
 
     def _symbol(self, child: Child) -> str:
         """The rule or terminal of a child."""
@@ -393,22 +450,21 @@ class _Writer:
         if divisor == divisor.to_integral_value():
             schema |= {"type": "integer", "multipleOf": int(divisor)}
         low, high = bounds(shape.tests)
+        shortest = divisor.normalize()
+        # Its automaton has a state for each remainder, and takes seconds to build from 100,000 on.
+        exact = divisor < 1 << 31 and shortest.scaleb(-int(shortest.as_tuple().exponent)) <= MAX_DIVISOR
         for bound, name in ((low, "inimum"), (high, "aximum")):
             if bound is None:
                 continue
             value, exclusive = bound
             number = int(value) if value == value.to_integral_value() else float(value)
-            if abs(value) >= 1 << 53 or Decimal(str(number)) != value:
-                self._refusals.update(shape.doubts)
+            exact = exact and abs(value) < 1 << 53 and Decimal(str(number)) == value
             schema[f"exclusiveM{name}" if exclusive else f"m{name}"] = number
-        shortest = divisor.normalize()
-        # Its automaton has a state for each remainder, and takes seconds to build from 100,000 on.
-        if divisor >= 1 << 31 or shortest.scaleb(-int(shortest.as_tuple().exponent)) > MAX_DIVISOR:
+        for test, expected in shape.tests:
+            exact = exact and isinstance(test, MultipleOf | Integral | AtLeast) and _is_plain(test, expected)
+        if not exact:
             self._refusals.update(shape.doubts)
-        if any(
-            not isinstance(test, MultipleOf | Integral | AtLeast) or not _is_plain(test, e) for test, e in shape.tests
-        ):
-            self._refusals.update(shape.doubts)
+            return self._terminal(self._number(replace(shape, tests=_without_multiples(shape.tests))))
         return self._rule(self._name("m"), [f"%json {json.dumps(schema)}"])
 
     # Arrays
@@ -421,8 +477,10 @@ class _Writer:
             if permuted is not None and not counts:
                 return permuted
             self._refusals.update(shape.unique)
-        if counts:
+        if counts and self._num_states(shape, counts) <= MAX_COUNTED:
             return self._counted_array(shape, counts)
+        if counts:
+            self._refusals.update(shape.doubts)
         return "OBRACKET " + self._plain_items(shape, longest) + " CBRACKET"
 
     def _plain_items(self, shape: Array, longest: int | None) -> str:
@@ -448,9 +506,6 @@ class _Writer:
 
     def _counted_array(self, shape: Array, counts: Sequence[Count]) -> str:
         """A left-linear grammar over how many items there are and how many of them count."""
-        if self._num_states(shape, counts) > MAX_COUNTED:
-            self._refusals.update(shape.doubts)
-            return "OBRACKET CBRACKET"
         states = self._counting(shape, counts)
         names = {state: self._name("q") for state in states}
         for (length, hits), before in states.items():
@@ -542,7 +597,7 @@ class _Writer:
         atoms = sorted({test for tests, _ in live for test, _ in tests} | {test for test, _ in wanted}, key=repr)
         if len(atoms) > MAX_ATOMS:
             self._refusals.update(shape.doubts - self._counts(shape))
-            return []
+            return [(f"/\\x{{22}}/ {self._contents(_none_of(keys))} /\\x{{22}}/", ANY)]
         groups: dict[Child, list[tuple[bool, ...]]] = {}
         for truth in itertools.product((True, False), repeat=len(atoms)):
             facts = dict(zip(atoms, truth, strict=True))
@@ -555,7 +610,7 @@ class _Writer:
             if child & NONE:
                 continue
             groups.setdefault(child, []).append(truth)
-        taken = frozenset({(Among(frozenset(name for name, _ in keys.named)), False)}) if keys.named else frozenset()
+        taken = _none_of(keys)
         cells = []
         for child, truths in groups.items():
             places = _relevant(truths, len(atoms))
@@ -565,6 +620,7 @@ class _Writer:
             }
             body = f"/\\x{{22}}/ ({' | '.join(bodies)}) /\\x{{22}}/"
             if derives(body):
+                self._has_tight_keys = self._has_tight_keys or bool(places)
                 cells.append((body, child))
         return cells
 
@@ -591,11 +647,16 @@ class _Writer:
         fewest = len(shape.required)
         most = shape.most if shape.most is not None and (cells or shape.most < len(named)) else None
         least = shape.least if shape.least > fewest else 0
-        if least > fewest + 1 and cells and least > fewest:
-            self._refusals.update(self._counts(shape))
-            least = 0
-        if shape.some or most is not None or least > 1 or (least and fewest):
-            return self._counted_object(shape, named, cells, least, most)
+        some = sorted(shape.some, key=repr)
+        self._refusals.update(refusal for _, _, refusal in some[1:])
+        if some or most is not None or least > 1 or (least and fewest):
+            cap = most if most is not None else max(least, 1)
+            cap = cap if cells else min(cap, len(named) + 1)
+            if (len(named) + 1) * (cap + 1) * 2 <= MAX_COUNTED:
+                witness = self._witness(shape, keys, some[0]) if some else None
+                return self._counted_object(named, cells, least, most, cap, witness)
+            self._refusals.update((*self._counts(shape), *(refusal for _, _, refusal in some[:1])))
+            least = min(least, 1)
         extra = self._extra(cells)
         more = f"(COMMA {extra})*" if extra else ""
         if not named:
@@ -620,7 +681,7 @@ class _Writer:
         """A rule for a pair whose key is not named."""
         if not cells:
             return None
-        self.has_open_keys = True
+        self._has_open_keys = True
         name = self._name("x")
         return self._rule(name, [f"{self._terminal(body)} COLON {self._symbol(child)}" for body, child in cells])
 
@@ -646,26 +707,30 @@ class _Writer:
 
         return first(0, len(pairs))
 
+    def _witness(self, shape: Object, keys: _Keys, some: tuple[Tests, Child, Refusal]) -> _Witness:
+        """What a key must be, and hold, that meets a rule of `Object.some`."""
+        tests, asked, _ = some
+        named, unnamed = {}, []
+        for name, child in keys.named:
+            if passes(tests, name, self._lowering.holds) and self._late_symbol(child | asked) is not None:
+                named[name] = child | asked
+        for body, child in self._cells(shape, keys, tests):
+            if self._late_symbol(child | asked) is not None:
+                unnamed.append((body, child | asked))
+        return _Witness(named, self._extra(unnamed))
+
     def _counted_object(
         self,
-        shape: Object,
         named: list[tuple[str, Child, bool]],
         cells: list[tuple[str, Child]],
         least: int,
         most: int | None,
+        cap: int,
+        witness: _Witness | None,
     ) -> str:
-        """A left-linear grammar over the keys in order, how many there are, and whether `some` has been met."""
-        if len(shape.some) > 1:
-            self._refusals.update(refusal for _, _, refusal in shape.some)
-            return "OBRACE CBRACE"
-        cap = most if most is not None else max(least, 1)
-        cap = min(cap, len(named) + 1) if not cells else cap
-        if (len(named) + 1) * (cap + 1) * 2 > MAX_COUNTED:
-            self._refusals.update(self._counts(shape))
-            self._refusals.update(refusal for _, _, refusal in shape.some)
-            return "OBRACE CBRACE"
-        some = next(iter(shape.some), None)
-        layer: dict[tuple[int, bool], list[str]] = {(0, some is None): [""]}
+        """A left-linear grammar over the keys in order, how many there are (up to `cap`), and whether a witness has
+        been met."""
+        layer: dict[tuple[int, bool], list[str]] = {(0, witness is None): [""]}
 
         def settle(options: dict[tuple[int, bool], list[str]]) -> dict[tuple[int, bool], str]:
             return {state: self._rule(self._name("k"), bodies) for state, bodies in options.items()}
@@ -681,56 +746,19 @@ class _Writer:
                 comma = "COMMA " if count else ""
                 after = min(count + 1, cap)
                 layer.setdefault((after, met), []).append(f"{rule} {comma}{self._pair(name, child)}")
-                if not met and some is not None and passes(some[0], name, self._lowering.holds):
-                    both = child | some[1]
-                    if self._late_symbol(both) is not None:
-                        layer.setdefault((after, True), []).append(f"{rule} {comma}{self._pair(name, both)}")
-        before = settle(layer)
-        ends = self._tails(shape, before, cells, least, most, cap)
+                if not met and witness is not None and name in witness.named:
+                    pair = self._pair(name, witness.named[name])
+                    layer.setdefault((after, True), []).append(f"{rule} {comma}{pair}")
+        extra = self._extra(cells)
+        ends = []
+        for (count, met), rule in settle(layer).items():
+            comma = "COMMA " if count else ""
+            left = None if most is None else most - count
+            for tail in _tails(max(0, least - count), left, met, extra, None if witness is None else witness.unnamed):
+                ends.append(f"{rule} {comma}{tail}" if tail else rule)
         if not ends:
             return "OBRACE " + self._terminal(patterns.NOTHING)
         return "OBRACE (" + " | ".join(ends) + ") CBRACE"
-
-    def _tails(
-        self,
-        shape: Object,
-        before: dict[tuple[int, bool], str],
-        cells: list[tuple[str, Child]],
-        least: int,
-        most: int | None,
-        cap: int,
-    ) -> list[str]:
-        """What may stand between the braces: the named keys, then others."""
-        extra = self._extra(cells)
-        some = next(iter(shape.some), None)
-        witness = None
-        if some is not None:
-            found = []
-            for body, child in self._cells(shape, self._keys(shape), some[0]):
-                if self._late_symbol(child | some[1]) is not None:
-                    found.append((body, child | some[1]))
-            witness = self._extra(found)
-        ends = []
-        for (count, met), rule in before.items():
-            room = None if most is None else most - count
-            comma = "COMMA " if count else ""
-            if met and count >= least:
-                ends.append(rule)
-            if room == 0:
-                continue
-            if met and extra:
-                needed = max(0, least - count - 1)  # at most one key counts that is not named
-                if needed == 0:
-                    ends.append(
-                        f"{rule} {comma}{extra} " + _repeat(f"COMMA {extra}", 0, None if room is None else room - 1)
-                    )
-            if not met and witness:  # the last key: one that repeats it later would take its place
-                if count + 1 >= least:
-                    ends.append(f"{rule} {comma}{witness}")
-                if extra and (room is None or room > 1) and count + 1 >= least:
-                    repeated = _repeat(f"COMMA {extra}", 0, None if room is None else room - 2)
-                    ends.append(f"{rule} {comma}{extra} {repeated} COMMA {witness}")
-        return ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -739,6 +767,37 @@ class _Keys:
 
     named: tuple[tuple[str, Child], ...]
     cells: tuple[tuple[str, Child], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Witness:
+    """What the named keys hold that meet a rule, and the symbol of a pair that does and whose key is not named."""
+
+    named: dict[str, Child]
+    unnamed: str | None
+
+
+def _tails(least: int, most: int | None, met: bool, extra: str | None, witness: str | None) -> Iterator[str]:
+    """From `least` to `most` pairs whose keys are not named, one of them a witness where none has been met."""
+    if met:
+        if least == 0:
+            yield ""
+        fewest = max(1, least)
+        if extra and (most is None or fewest <= most):
+            yield f"{extra} " + _repeat(f"COMMA {extra}", fewest - 1, None if most is None else most - 1)
+    elif witness and extra and most is None:
+        for before in range(least - 1):
+            yield _repeat(f"{extra} COMMA", before, before) + f" {witness} (COMMA {extra}){{{least - 1 - before},}}"
+        yield _repeat(f"{extra} COMMA", max(0, least - 1), None) + f" {witness} (COMMA {extra})*"
+    elif witness and extra and most is not None:
+        for before in range(most):
+            after = _repeat(f"COMMA {extra}", max(0, least - 1 - before), most - 1 - before)
+            yield _repeat(f"{extra} COMMA", before, before) + f" {witness} {after}"
+
+
+def _none_of(keys: _Keys) -> Tests:
+    """A key that is not named."""
+    return frozenset({(Among(frozenset(name for name, _ in keys.named)), False)}) if keys.named else frozenset()
 
 
 # How many items an array has so far, and how many of them count, for each count.
@@ -791,6 +850,10 @@ def _is_rule(shape: Shape) -> bool:
 
 def _divisors(shape: Number) -> list[Decimal]:
     return [test.divisor for test, expected in shape.tests if expected and isinstance(test, MultipleOf)]
+
+
+def _without_multiples(tests: Tests) -> Tests:
+    return frozenset((test, expected) for test, expected in tests if not isinstance(test, MultipleOf))
 
 
 def _has_multiple(shape: Number) -> bool:
