@@ -53,6 +53,7 @@ MAX_CHILDREN = 3_000
 MAX_COUNTED = 2_000  # rules of one object or array whose keys or items are counted
 MAX_ATOMS = 6  # tests that tell the keys of one object apart
 MAX_PERMUTED = 6
+MAX_DEPTH_COUNTED = 4  # of values inside others whose number is counted
 MAX_SOME = 4  # rules of which each must be used by some key of one object
 MAX_DEPTH_COUNTED = 4
 MAX_DIVISOR = 10_000  # without its factors of ten
@@ -81,6 +82,7 @@ def structure(whitespace: str | None) -> str:
     sides = {"COMMA": (",", blank, blank), "COLON": (":", blank, blank)}
     sides |= {"OBRACE": ("{", "", blank), "CBRACE": ("}", blank, "")}
     sides |= {"OBRACKET": ("[", "", blank), "CBRACKET": ("]", blank, "")}
+    sides |= {"NOBRACE": ("}", "", ""), "NOBRACKET": ("]", "", "")}  # with nothing between: one blank is enough
     return "".join(
         f"{name}: /{before}{patterns.literal(sign)}{after}/\n" for name, (sign, before, after) in sides.items()
     )
@@ -306,7 +308,9 @@ class _Writer:
             self._has_open_keys = True
             scalar = " | ".join(("/null|true|false/", numbers.ANY_NUMBER, "STRING"))
             lines += [f"STRING: {self._any_string}", f"SCALAR: {scalar}"]
-            lines += ["any: SCALAR | OBRACKET (any (COMMA any)*)? CBRACKET | OBRACE (pair (COMMA pair)*)? CBRACE"]
+            array = self._enclosed("[", ["any (COMMA any)*"], True)
+            object_ = self._enclosed("{", ["pair (COMMA pair)*"], True)
+            lines += [f"any: SCALAR | {array} | {object_}"]
             lines += ["pair: STRING COLON any"]
         text = "\n".join(lines) + "\n"
         return Written(text, frozenset(self._refusals), self._has_open_keys, self._has_tight_keys)
@@ -345,6 +349,13 @@ class _Writer:
             case Number():
                 return self._multiples(shape)
         raise AssertionError(shape)
+
+    def _enclosed(self, bracket: str, bodies: Sequence[str], may_be_empty: bool) -> str:
+        """The alternatives of an object or array, by what may stand between its brackets."""
+        name = "BRACE" if bracket == "{" else "BRACKET"
+        options = [f"O{name} ({' | '.join(bodies)}) C{name}"] if bodies else []
+        options += [f"O{name} NO{name}"] if may_be_empty else []
+        return " | ".join(options) if options else f"O{name} {self._terminal(patterns.NOTHING)}"
 
     def _name(self, letter: str) -> str:
         return f"{letter}{next(self._names)}"
@@ -485,28 +496,26 @@ class _Writer:
             return self._counted_array(shape, counts)
         if counts:
             self._refusals.update(shape.doubts)
-        return "OBRACKET " + self._plain_items(shape, longest) + " CBRACKET"
+        return self._plain_array(shape, longest)
 
-    def _plain_items(self, shape: Array, longest: int | None) -> str:
+    def _plain_array(self, shape: Array, longest: int | None) -> str:
         size = len(shape.prefix) if longest is None else min(len(shape.prefix), longest)
         least, most = shape.least, longest
+        if most == 0:
+            return self._enclosed("[", [], True)
         if size == 0:
-            if most == 0:
-                return ""
             item = self._symbol(shape.items)
             rest = _repeat(f"COMMA {item}", max(0, least - 1), None if most is None else most - 1)
-            return f"{item} {rest}" if least else f"({item} {rest})?"
+            return self._enclosed("[", [f"{item} {rest}"], not least)
         tail = ""
         if most is None or most > size:
             item = self._symbol(shape.items)
             tail = _repeat(f"COMMA {item}", max(0, least - size), None if most is None else most - size)
-        for index in range(size - 1, -1, -1):
-            comma = "COMMA " if index else ""
-            body = f"{comma}{self._symbol(shape.prefix[index])} {tail}"
-            tail = self._rule(self._name("r"), [body])
+        for index in range(size - 1, 0, -1):
+            tail = self._rule(self._name("r"), [f"COMMA {self._symbol(shape.prefix[index])} {tail}"])
             if index >= least:
                 tail += "?"
-        return tail
+        return self._enclosed("[", [f"{self._symbol(shape.prefix[0])} {tail}"], not least)
 
     def _counted_array(self, shape: Array, counts: Sequence[Count]) -> str:
         """A left-linear grammar over how many items there are and how many of them count."""
@@ -517,8 +526,8 @@ class _Writer:
             for state, child in before:
                 options.append(f"{names[state]} {'COMMA ' if state[0] else ''}{self._symbol(child)}")
             self._rule(names[length, hits], options)
-        ends = [name for state, name in names.items() if _is_end(state, shape, counts)]
-        return "OBRACKET (" + " | ".join(ends) + ") CBRACKET"
+        ends = [state for state in names if _is_end(state, shape, counts)]
+        return self._enclosed("[", [names[state] for state in ends if state[0]], any(not state[0] for state in ends))
 
     def _permuted(self, shape: Array, longest: int | None) -> str | None:
         """Different items out of a few scalars, by which of them have been used; None where there are too many."""
@@ -537,8 +546,8 @@ class _Writer:
                     [f"{names[used - {i}]} {comma}{self._terminal(f'/{values[i]}/')}" for i in sorted(used)],
                 )
                 everything.append((used, names[used]))
-        ends = [name for used, name in everything if len(used) >= shape.least]
-        return "OBRACKET (" + " | ".join(ends) + ") CBRACKET"
+        ends = [name for used, name in everything if len(used) >= max(1, shape.least)]
+        return self._enclosed("[", ends, not shape.least)
 
     def _permutable(self, shape: Array) -> list[str] | None:
         """The few scalars that an array's items are out of, as regular expressions; None where they are not few."""
@@ -646,23 +655,16 @@ class _Writer:
         least, most = self._key_bounds(shape)
         if shape.some or most is not None or least > 1 or (least and fewest):
             if self._num_key_states(shape) <= MAX_COUNTED:
-                return self._counted_object(shape, cells)
+                return self._counted_object(shape, cells, least, most)
             self._refusals.update((*self._counts(shape), *(refusal for _, _, refusal in shape.some)))
             least = min(least, 1)
         extra = self._extra(cells)
         more = f"(COMMA {extra})*" if extra else ""
-        if not named:
-            assert extra or not least, shape
-            body = f"{extra} {more}" if extra else ""
-            return "OBRACE " + (body if least or not body else f"({body})?") + " CBRACE"
         pairs = [(self._pair(name, child), needed) for name, child, needed in named]
-        options = [f"{self._sequence(pairs)} {more}"]
-        if not fewest:
-            if extra:
-                options.append(f"{extra} {more}")
-            if not least:
-                options.append("")
-        return "OBRACE (" + " | ".join(options) + ") CBRACE"
+        options = [f"{self._sequence(pairs)} {more}"] if pairs else []
+        if extra and not fewest:
+            options.append(f"{extra} {more}")
+        return self._enclosed("{", options, not fewest and not least)
 
     def _pair(self, name: str, child: Child) -> str:
         key = self._terminal(f"/\\x{{22}}{patterns.literal(self._spelling.escaped(name))}\\x{{22}}/")
@@ -698,7 +700,7 @@ class _Writer:
 
         return first(0, len(pairs))
 
-    def _counted_object(self, shape: Object, cells: list[tuple[str, Child]]) -> str:
+    def _counted_object(self, shape: Object, cells: list[tuple[str, Child]], least: int, most: int | None) -> str:
         """A left-linear grammar over the keys in order, how many there are, and which rules of `some` are met."""
         rules: dict[_KeyState, str] = {}
         for layer in self._key_layers(shape):
@@ -709,13 +711,22 @@ class _Writer:
                     for last, pair in ways
                 ]
                 rules[state] = self._rule(self._name("k"), options or [""])
-        extra = self._extra(cells)
+        extra, may_be_empty = self._extra(cells), False
         ends = []
         for state, rule in rules.items():
-            witness = self._extra(self._witnesses(shape, state))
-            for tail in self._tails(shape, state, extra, witness):
-                ends.append(f"{rule} {'COMMA ' if state[0] else ''}{tail}" if tail else rule)
-        return "OBRACE (" + " | ".join(ends) + ") CBRACE"
+            comma = "COMMA " if state[0] else ""
+            missing, room = max(0, least - state[0]), None if most is None else most - state[0]
+            left = self._left(shape, state)
+            if not left and not missing:
+                if state[0]:
+                    ends.append(rule)
+                may_be_empty = may_be_empty or not state[0]
+            if len(left) > 1:  # by one key or several: the check sees
+                self._refusals.update(refusal for _, _, refusal in left)
+            witness = self._extra(self._witnesses(shape, left[0])) if len(left) == 1 else None
+            if extra and (len(left) != 1 or witness):
+                ends += (f"{rule} {comma}{tail}" for tail in _tails(max(1, missing), room, extra, witness))
+        return self._enclosed("{", ends, may_be_empty)
 
     def _key_bounds(self, shape: Object) -> tuple[int, int | None]:
         """How many keys there must be and may be, where that is not plain from the named ones."""
@@ -764,26 +775,26 @@ class _Writer:
                         layer.setdefault(after, []).append((state, (name, value)))
             yield layer
 
+    def _left(self, shape: Object, state: _KeyState) -> list[tuple[Tests, Child, Refusal]]:
+        """The rules of `some` that no named key has met."""
+        return [rule for at, rule in enumerate(_ordered_rules(shape)) if at not in state[1]]
+
     def _can_end(self, shape: Object, state: _KeyState) -> bool:
-        """Whether an object may go on, behind its named keys, to its end."""
-        others = "others" if any(child in self._productive for _, child in self._keys(shape).cells) else None
-        witness = "witness" if self._witnesses(shape, state) else None
-        return any(True for _ in self._tails(shape, state, others, witness))
-
-    def _tails(self, shape: Object, state: _KeyState, extra: str | None, witness: str | None) -> Iterator[str]:
-        """What may follow the named keys: pairs whose keys are not named (`extra`), one of which meets all that is left
-        of `some` (`witness`)."""
-        count, met = state
+        """Whether an object may end behind its named keys, or go on with others."""
+        count = state[0]
         least, most = self._key_bounds(shape)
-        left = None if most is None else most - count
-        return _tails(max(0, least - count), left, len(met) == len(shape.some), extra, witness)
+        left = self._left(shape, state)
+        if not left and count >= least:
+            return True
+        is_open = any(child in self._productive for _, child in self._keys(shape).cells)
+        if not is_open or (most is not None and max(count + 1, least) > most):
+            return False
+        return len(left) != 1 or bool(self._witnesses(shape, left[0]))
 
-    def _witnesses(self, shape: Object, state: _KeyState) -> list[tuple[str, Child]]:
-        """Keys that are not named, with values, that meet all that is left of `some` at once."""
-        left = [rule for at, rule in enumerate(_ordered_rules(shape)) if at not in state[1]]
-        among = frozenset[tuple[Any, bool]]().union(*(tests for tests, _, _ in left))
-        both = frozenset[tuple[Any, bool]]().union(*(child for _, child, _ in left))
-        found = [(body, child | both) for body, child in self._cells(shape, self._keys(shape), among)]
+    def _witnesses(self, shape: Object, some: tuple[Tests, Child, Refusal]) -> list[tuple[str, Child]]:
+        """Keys that are not named, with values, that meet a rule of `some`."""
+        tests, asked, _ = some
+        found = [(body, child | asked) for body, child in self._cells(shape, self._keys(shape), tests)]
         return [(body, child) for body, child in found if child in self._productive]
 
 
@@ -795,19 +806,16 @@ class _Keys:
     cells: tuple[tuple[str, Child], ...]
 
 
-def _tails(least: int, most: int | None, met: bool, extra: str | None, witness: str | None) -> Iterator[str]:
-    """From `least` to `most` pairs whose keys are not named, one of them a witness where none has been met."""
-    if met:
-        if least == 0:
-            yield ""
-        fewest = max(1, least)
-        if extra and (most is None or fewest <= most):
-            yield f"{extra} " + _repeat(f"COMMA {extra}", fewest - 1, None if most is None else most - 1)
-    elif witness and extra and most is None:
+def _tails(least: int, most: int | None, extra: str, witness: str | None) -> Iterator[str]:
+    """From `least` to `most` pairs whose keys are not named, and of which a witness is one where there is one."""
+    if witness is None:
+        if most is None or least <= most:
+            yield f"{extra} " + _repeat(f"COMMA {extra}", least - 1, None if most is None else most - 1)
+    elif most is None:
         for before in range(least - 1):
             yield _repeat(f"{extra} COMMA", before, before) + f" {witness} (COMMA {extra}){{{least - 1 - before},}}"
-        yield _repeat(f"{extra} COMMA", max(0, least - 1), None) + f" {witness} (COMMA {extra})*"
-    elif witness and extra and most is not None:
+        yield _repeat(f"{extra} COMMA", least - 1, None) + f" {witness} (COMMA {extra})*"
+    elif least <= most:
         for before in range(most):
             after = _repeat(f"COMMA {extra}", max(0, least - 1 - before), most - 1 - before)
             yield _repeat(f"{extra} COMMA", before, before) + f" {witness} {after}"
