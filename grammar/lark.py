@@ -55,7 +55,6 @@ MAX_ATOMS = 6  # tests that tell the keys of one object apart
 MAX_PERMUTED = 6
 MAX_DEPTH_COUNTED = 4  # of values inside others whose number is counted
 MAX_SOME = 4  # rules of which each must be used by some key of one object
-MAX_DEPTH_COUNTED = 4
 MAX_DIVISOR = 10_000  # without its factors of ten
 
 

@@ -173,7 +173,7 @@ def test_the_verdict_on_a_whole_value_is_the_validator_s(seed: int) -> None:
             draft = rng.choice([2020, 2020, 2019, 7, 6]) if isinstance(schema, dict) else 2020
         else:
             first = schema_pairs.value(rng, 3)
-            schema, draft = schema_pairs.Maker(rng).whole(first), 2020
+            schema, draft = schema_pairs.Maker(rng).whole(first, 2), 2020
             values = [first, *(schema_pairs.variant(rng, first) for _ in range(8))]
         try:
             judge = judge_of(read_json(json.dumps(schema)), draft)
