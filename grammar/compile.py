@@ -151,7 +151,9 @@ class Compiler:
         structural = structural_grammar(
             json.loads(spec.text),
             param,
-            lambda schema: prepare(JsonSchema(schema).text, formats=spec.formats, remotes=self._remotes),
+            lambda schema: prepare(
+                JsonSchema(schema).text, formats=spec.formats, remotes=self._remotes, spelling=tokens.spelling
+            ),
             lambda regex, name: compile_llguidance(regex, tokens, name),
         )
         return compile_structural(structural, spec.whitespace, tokens, param)

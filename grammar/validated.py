@@ -114,8 +114,17 @@ def problem(data: bytes, validator: Validator) -> str | None:
 
 
 def read_json(text: str) -> Any:
-    """The value of a JSON text, every number exact. Raises ValueError, also for an integer above 4,300 digits."""
-    return json.loads(text, parse_float=_decimal, parse_constant=_constant)
+    """The value of a JSON text, every number exact. Raises ValueError, also for an integer above 4,300 digits and for
+    a key that an object has twice."""
+    return json.loads(text, parse_float=_decimal, parse_constant=_constant, object_pairs_hook=_object)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"an object has the key {next(name for name in names if names.count(name) > 1)!r} twice")
+    return found
 
 
 def _decimal(text: str) -> Decimal:

@@ -70,6 +70,7 @@ def test_a_grammar_of_something_that_is_no_json_is_found_out() -> None:
         ({"minimum": 0}, "-" + "9" * 5000, False),
         ({"properties": {"a": {"items": {"type": "null"}}}}, '{"a":[null,3]}', False),
         ({}, "NaN", False),
+        ({}, '[{"a":1,"\\u0061":1}]', False),
         ({}, "[" * 100_000, False),
         ({}, "1e" + "9" * 40, False),
         ({}, '"\\ud800"', False),
