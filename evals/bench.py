@@ -60,7 +60,7 @@ def timed(step: Step) -> tuple[list[Emission], float]:
 class WrongChain:
     """A drafter that guesses one token over and over, `num_drafts` deep: one that the request's bias rules out."""
 
-    names: tuple[str, ...] = ("test",)
+    names: tuple[str, ...] = ("wrong",)
     taps: tuple[int, ...] = ()
 
     def __init__(self, token: int) -> None:
@@ -96,13 +96,14 @@ def bench_decode(
     `rounds` sequences of `samples` steps a row count: greedy (`rows_ms`), at temperature 0.8 and top-p 0.95
     (`rows_ms_sampled`), and inside a JSON string under a schema (`rows_ms_schema`); tokens/s of a prompt of 512.
 
-    The engine's drafter is replaced by `WrongChain` and its policy by one that takes every guess; its `max_drafts` must
-    allow the largest tree. Raises `ConfigError` for what the engine cannot hold.
+    The engine's drafters are replaced by `WrongChain` and its policy by one that takes every guess; its `max_drafts`
+    must allow the largest tree. Raises `ConfigError` for what the engine cannot hold.
     """
     engine = llm.loaded.engine
     _check(engine, rows, context, samples)
     token = unlikely_token(llm.loaded.tokenizer, engine.runner.vocab_size)
-    engine.drafter = drafter = WrongChain(token)
+    drafter = WrongChain(token)
+    engine.drafting.drafters = (drafter,)
     engine.policy = Policy(engine.config.max_rows)  # without costs: every row that is asked for is computed
     bias = MappingProxyType({token: -100.0})
     prompt = _prompt(llm, context - (WARM_STEPS + samples * len(rows)) // 2)

@@ -56,8 +56,7 @@ class JsonSchema:
 
     def __post_init__(self) -> None:
         _check_whitespace(self.whitespace)
-        if self.formats not in ("assert", "annotate"):
-            raise InvalidRequest("formats", f'must be "assert" or "annotate", got {self.formats!r}')
+        _check_formats(self.formats)
         object.__setattr__(self, "schema", _schema_text(self.schema))
 
     @property
@@ -168,8 +167,7 @@ class StructuralTag:
 
     def __post_init__(self) -> None:
         _check_whitespace(self.whitespace)
-        if self.formats not in ("assert", "annotate"):
-            raise InvalidRequest("formats", f'must be "assert" or "annotate", got {self.formats!r}')
+        _check_formats(self.formats)
         try:
             text = _schema_text(self.tag)
         except InvalidRequest as error:
@@ -195,6 +193,11 @@ def written_grammar(text: object) -> Ebnf | Lark:
     if isinstance(text, str) and _EBNF_RULE.search(text):
         return Ebnf(text)
     return Lark(text)  # type: ignore[arg-type]
+
+
+def _check_formats(value: object) -> None:
+    if value not in ("assert", "annotate"):
+        raise InvalidRequest("formats", f'must be "assert" or "annotate", got {value!r}')
 
 
 def _check_whitespace(value: object) -> None:

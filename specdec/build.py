@@ -17,6 +17,7 @@ from specdec.chat import ChatTemplate
 from specdec.config import EngineConfig
 from specdec.costs import cost_table, drafter_costs
 from specdec.cpu import cpu_name
+from specdec.drafting import all_taps
 from specdec.engine import Engine
 from specdec.errors import ConfigError, InvalidRequest, ModelError
 from specdec.grammar.compile import Compiler, check_backend
@@ -122,7 +123,6 @@ def build(
     sampling = default_sampling(checkpoint) if options.use_generation_config else Sampling()
     tokenizer = open_tokenizer(checkpoint)
     drafters = make_drafters(names, tokenizer)
-    drafter: Drafter = _find("specdec.drafters.combine", "Combined")(drafters)
     model, cache_dtype = _load(checkpoint, options, device, progress)
     runner = TorchRunner(
         model,
@@ -130,10 +130,10 @@ def build(
         block_size=config.block_size,
         device=device,
         dtype=cache_dtype,
-        taps=drafter.taps,
+        taps=all_taps(drafters),
     )
     ends = end_tokens(checkpoint, runner.vocab_size)
-    engine = Engine(runner, drafter, config, new_text=_new_text(tokenizer), end_tokens=ends)
+    engine = Engine(runner, drafters, config, new_text=_new_text(tokenizer), end_tokens=ends)
     if options.policy == "auto":
         facts, folder = _facts(checkpoint, options, device), cache_folder() / "costs"
         costs = cost_table(engine, facts, folder)

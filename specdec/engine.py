@@ -7,12 +7,10 @@ import secrets
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from itertools import islice
-
-from torch import Tensor
 
 from specdec.batch import Batch
 from specdec.config import EngineConfig
+from specdec.drafting import Drafting
 from specdec.errors import (
     ConfigError,
     ConstraintError,
@@ -33,7 +31,7 @@ from specdec.sampling import Picks
 from specdec.scheduler import Scheduler
 from specdec.sequence import Emission, Grant, Logprob, Sequence, Span
 from specdec.text import Detokenizer
-from specdec.tree import EMPTY, DraftTree, root
+from specdec.tree import DraftTree
 
 logger = logging.getLogger(__name__)
 
@@ -60,14 +58,14 @@ class Walk:
 class Engine:
     """Serves one target model. One thread calls `add`, `abort` and `step`, and never two of them at once.
 
-    `end_tokens` is the model's whole list; `new_text` makes the detokeniser of a sequence.
-    Without a `policy` every guess that fits is verified.
+    Without `drafters` every tree is its root. `end_tokens` is the model's whole list; `new_text` makes the detokeniser
+    of a sequence. Without a `policy` every guess that fits is verified.
     """
 
     def __init__(
         self,
         runner: Runner,
-        drafter: Drafter,
+        drafters: Seq[Drafter],
         config: EngineConfig,
         *,
         new_text: Callable[[Stopping], Detokenizer],
@@ -78,11 +76,11 @@ class Engine:
         if bad:
             raise ConfigError(f"end_tokens must be ids below {runner.vocab_size}, got {bad}")
         self.runner = runner
-        self.drafter = drafter
         self.config = config
         self.scheduler = Scheduler(config)
         self.policy = policy or Policy(config.max_rows)
         self.metrics = Metrics()
+        self.drafting = Drafting(drafters, runner.vocab_size, self.metrics)
         self._new_text = new_text
         self._end_tokens = frozenset(end_tokens)
         self._arrivals = 0
@@ -149,7 +147,7 @@ class Engine:
         failures: dict[int, SpecdecError] = {}  # of constraints, by place in the batch
 
         # Guess. Nothing is mutated until commit.
-        trees = self._prune(self._draft(grants), grants, failures)
+        trees = self._prune(self.drafting.draft(grants), grants, failures)
         spans = make_spans(grants, self.policy.trim(trees, grants))
         batch = Batch.build(spans, self.config.block_size)
 
@@ -165,7 +163,7 @@ class Engine:
         # Learn before blocks are published: a published block holds the drafter's keys and values too.
         paths = [agreed.nodes for agreed in walks]
         self.policy.learn(spans, paths, [len(agreed.tokens) for agreed in walks])
-        self._observe(spans, batch, forward.taps, paths)
+        self.drafting.observe(spans, batch, forward.taps, paths)
         self._forget([span.seq for span in spans if span.seq.finished])
         self.scheduler.settle(spans)
         self.metrics.steps += 1
@@ -174,37 +172,6 @@ class Engine:
         return [emission for emission in emissions if emission.tokens or emission.finish_reason]
 
     # Guess
-
-    def _draft(self, grants: Seq[Grant]) -> list[DraftTree]:
-        """The drafter's trees, distrusted: what is malformed, or the whole step's if it raises, shrinks to the root."""
-        roots = [root(grant.seq.tokens[-1]) if grant.at_frontier else EMPTY for grant in grants]
-        try:
-            # One too many is enough to see that they do not fit.
-            trees: list[object] = list(islice(self.drafter.draft(grants), len(grants) + 1))
-        except Exception:
-            logger.exception("the drafter failed; this step goes on without drafts")
-            self.metrics.drafter_errors += 1
-            return roots
-        if len(trees) != len(grants):
-            self._distrust(f"{'more' if len(trees) > len(grants) else 'fewer'} trees than the {len(grants)} grants")
-            return roots
-        return [self._usable(tree, plain) for tree, plain in zip(trees, roots, strict=True)]
-
-    def _usable(self, tree: object, plain: DraftTree) -> DraftTree:
-        if not isinstance(tree, DraftTree):
-            self._distrust(f"it is a {type(tree).__name__}")
-            return plain
-        problem = tree.problem(self.runner.vocab_size)
-        if problem is None and tree.tokens[:1] != plain.tokens:
-            problem = "its root is not the last known token"
-        if problem is not None:
-            self._distrust(problem)
-            return plain
-        return tree
-
-    def _distrust(self, problem: str) -> None:
-        logger.warning("a drafter's tree is dropped: %s", problem)
-        self.metrics.drafter_errors += 1
 
     def _prune(self, trees: Seq[DraftTree], grants: Seq[Grant], failures: dict[int, SpecdecError]) -> list[DraftTree]:
         """The trees without the nodes that the grammars forbid: no row is spent on them."""
@@ -293,22 +260,11 @@ class Engine:
         if all(other.finished for other in siblings):
             self._sequences.pop(seq.request_id, None)
 
-    def _observe(self, spans: Seq[Span], batch: Batch, taps: Seq[Tensor], paths: Seq[Seq[int]]) -> None:
-        try:
-            self.drafter.observe(spans, batch, taps, paths)
-        except Exception:
-            logger.exception("the drafter failed to observe a step")
-            self.metrics.drafter_errors += 1
-
     def _forget(self, sequences: Seq[Sequence]) -> None:
         """After the last `observe`, or what the drafter learns there would stay for ever."""
         for seq in sequences:
             self.policy.forget(seq)
-            try:
-                self.drafter.forget(seq)
-            except Exception:
-                logger.exception("the drafter failed to forget a sequence")
-                self.metrics.drafter_errors += 1
+            self.drafting.forget(seq)
 
     # Counters
 
@@ -362,7 +318,7 @@ class Engine:
             raise QueueFull(f"{len(self.scheduler.waiting)} sequences wait already (max_waiting)")
 
     def _check_guesses(self, request: Request) -> None:
-        names = self.drafter.names if self.config.max_drafts else ()
+        names = self.drafting.names if self.config.max_drafts else ()
         for method in request.sampling.guesses.methods:
             if method not in names:
                 raise InvalidRequest(

@@ -170,9 +170,9 @@ def letters(stopping: Stopping) -> Detokenizer:
     )
 
 
-def hash_engine(config: EngineConfig, drafter: Drafter, *, vocab_size: int = 24, end_tokens: Seq[int] = (0,)) -> Engine:
+def hash_engine(config: EngineConfig, *drafters: Drafter, vocab_size: int = 24, end_tokens: Seq[int] = (0,)) -> Engine:
     """An engine over a `HashRunner`."""
-    return Engine(HashRunner(config, vocab_size), drafter, config, new_text=letters, end_tokens=end_tokens)
+    return Engine(HashRunner(config, vocab_size), drafters, config, new_text=letters, end_tokens=end_tokens)
 
 
 def run(engine: Engine, requests: Seq[Request], *, check: bool = True) -> dict[tuple[str, int], list[Emission]]:

@@ -18,7 +18,7 @@ from tests.fakes import BigramRunner, letters
 def new_engine() -> Engine:
     config = EngineConfig(max_model_len=96, num_slots=256, block_size=4)
     runner = BigramRunner(np.zeros((8, 8), np.float32))
-    return Engine(runner, NoDrafter(), config, new_text=letters, end_tokens=(0,))
+    return Engine(runner, [], config, new_text=letters, end_tokens=(0,))
 
 
 def test_forwards_are_measured_once_for_the_same_facts(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -59,7 +60,7 @@ def tiny_model(family: str, vocab_size: int) -> Model:
 
 def tiny_engine(
     family: str,
-    drafter: Drafter,
+    drafters: Sequence[Drafter],
     config: EngineConfig,
     *,
     token_bytes: list[bytes],
@@ -78,4 +79,4 @@ def tiny_engine(
     runner = TorchRunner(
         tiny_model(family, len(token_bytes)), num_blocks=config.num_blocks, block_size=config.block_size
     )
-    return Engine(runner, drafter, config, new_text=new_text, end_tokens=end_tokens)
+    return Engine(runner, drafters, config, new_text=new_text, end_tokens=end_tokens)

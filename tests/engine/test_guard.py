@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 
 import pytest
 
 from specdec.config import EngineConfig
-from specdec.drafters.combine import Combined
 from specdec.drafters.ngram import NgramDrafter
 from specdec.drafters.suffix import SuffixDrafter
 from specdec.policy import CostTable, Policy
@@ -22,12 +22,12 @@ COSTS = CostTable.measured([(1, 25.0), (2, 27.0), (4, 31.0), (8, 45.0), (16, 58.
 VOCAB_SIZE = 24
 MOST = 1.03
 
-DRAFTERS: dict[str, Callable[[], Drafter]] = {
-    "ngram": NgramDrafter,
-    "suffix": SuffixDrafter,
-    "suffix,ngram": lambda: Combined([SuffixDrafter(), NgramDrafter()]),
-    "random": lambda: RandomDrafter(3, VOCAB_SIZE),
-    "random,suffix": lambda: Combined([RandomDrafter(4, VOCAB_SIZE), SuffixDrafter()]),
+DRAFTERS: dict[str, Callable[[], Seq[Drafter]]] = {
+    "ngram": lambda: [NgramDrafter()],
+    "suffix": lambda: [SuffixDrafter()],
+    "suffix,ngram": lambda: [SuffixDrafter(), NgramDrafter()],
+    "random": lambda: [RandomDrafter(3, VOCAB_SIZE)],
+    "random,suffix": lambda: [RandomDrafter(4, VOCAB_SIZE), SuffixDrafter()],
 }
 
 
@@ -37,7 +37,7 @@ def test_drafts_cost_little_where_they_give_nothing(drafter: str, together: int)
     """Text that nothing predicts: every logit is a hash of all before it, and temperature is 1."""
     rng = random.Random(6)
     config = EngineConfig(max_model_len=256, num_slots=2048, block_size=16, max_drafts=16, max_num_seqs=together)
-    engine = hash_engine(config, DRAFTERS[drafter](), vocab_size=VOCAB_SIZE, end_tokens=())
+    engine = hash_engine(config, *DRAFTERS[drafter](), vocab_size=VOCAB_SIZE, end_tokens=())
     engine.policy = Policy(config.max_rows, COSTS)
     prompts = [tuple(rng.randrange(VOCAB_SIZE) for _ in range(40)) for _ in range(8)]
     stopping = Stopping(max_tokens=120)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 
 import numpy as np
 import pytest
 
 from specdec.config import EngineConfig
-from specdec.drafters.combine import Combined
 from specdec.drafters.forced import ForcedDrafter
 from specdec.drafters.ngram import NgramDrafter
 from specdec.drafters.prediction import PredictionDrafter
@@ -42,14 +42,14 @@ def bigrams() -> BigramRunner:
     return BigramRunner(table_VV)
 
 
-def request(rng: random.Random, drafter: Drafter) -> Request:
-    """Of any kind that the drafter can serve."""
+def request(rng: random.Random, names: Seq[str]) -> Request:
+    """Of any kind that drafters of these names can serve."""
     prompt = tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 24)))
     choices: list[bool | Speculative] = [True, True, True, False]
-    choices += [Speculative(max_nodes=rng.randint(0, 8)), Speculative(rng.choice(drafter.names))]
+    choices += [Speculative(max_nodes=rng.randint(0, 8)), Speculative(rng.choice(names))]
     sampling = Sampling(temperature=rng.choice([0.0, 0.5, 1.0]), speculative=rng.choice(choices))
     guesses = sampling.guesses
-    reads = PREDICTION in (guesses.methods or drafter.names) and guesses.limit
+    reads = PREDICTION in (guesses.methods or names) and guesses.limit
     return Request(
         prompt,
         sampling,
@@ -80,11 +80,11 @@ def test_two_thousand_requests_leave_no_sequence_behind(name: str) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)
     before = {id(kept) for kept in sequences_alive()}
-    drafter = SINGLE[name]() if name in SINGLE else Combined([make() for make in SINGLE.values()])
-    engine = Engine(bigrams(), drafter, CONFIG, new_text=letters, end_tokens=(0,))
+    drafters = [make() for single, make in SINGLE.items() if name in (single, "all of them")]
+    engine = Engine(bigrams(), drafters, CONFIG, new_text=letters, end_tokens=(0,))
     live: list[str] = []
     for number in range(2000):
-        engine.add(request(rng, drafter), f"r{number}")
+        engine.add(request(rng, engine.drafting.names), f"r{number}")
         live.append(f"r{number}")
         if rng.random() < 0.15:
             engine.abort(live.pop(rng.randrange(max(0, len(live) - 12), len(live))))

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from specdec.batch import Batch
 from specdec.config import EngineConfig
-from specdec.drafters.combine import Combined
 from specdec.drafters.none import NoDrafter
 from specdec.drafters.prediction import PredictionDrafter
 from specdec.drafters.suffix import SuffixDrafter
@@ -307,18 +306,20 @@ def test_a_drafter_that_fails_costs_its_drafts_only(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", [*HOSTILE, *ANSWERS])
 @pytest.mark.parametrize("first", [False, True])
-def test_a_hostile_drafter_among_others_changes_no_text_and_keeps_nothing_alive(kind: str, first: bool) -> None:
+def test_a_hostile_drafter_among_others_costs_its_own_nodes_only(kind: str, first: bool) -> None:
     hostile = Proposer(HOSTILE[kind]) if kind in HOSTILE else Returns(ANSWERS[kind])
     suffix, prediction = SuffixDrafter(), PredictionDrafter()
     engine = hash_engine(
         CONFIGS["small pool"],
-        Combined([hostile, suffix, prediction] if first else [suffix, prediction, hostile]),
+        *([hostile, suffix, prediction] if first else [suffix, prediction, hostile]),
     )
     requests = mixed_requests(5)
     guessed = [
         replace(request, prediction=request.prompt if request.sampling.speculative else ()) for request in requests
     ]
     assert seen_by_caller(run(engine, guessed)) == expected_of(requests)
+    assert engine.metrics.drafter_errors > 0
+    assert engine.metrics.acceptance.by_source.keys() == {"suffix", "prediction"}
     assert suffix.num_kept == prediction.num_kept == engine.policy.num_kept == 0
     assert_empty(engine)
 
@@ -326,7 +327,7 @@ def test_a_hostile_drafter_among_others_changes_no_text_and_keeps_nothing_alive(
 def test_drafters_that_fail_to_learn_or_to_forget_keep_no_other_from_it() -> None:
     broken, sound = RandomDrafter(3, VOCAB_SIZE), Proposer(lambda grant: root(grant.seq.tokens[-1]))
     broken.observe = broken.forget = lambda *arguments: raises("broken")(None)  # type: ignore[assignment]
-    engine = hash_engine(CONFIGS["small pool"], Combined([broken, sound]))
+    engine = hash_engine(CONFIGS["small pool"], broken, sound)
     requests = mixed_requests(4)
     assert seen_by_caller(run(engine, requests)) == expected_of(requests)
     assert sound.verified
@@ -810,7 +811,7 @@ class PoisonedRunner:
 
 
 def poisoned_engine(drafter: Drafter, poison: int) -> Engine:
-    return Engine(PoisonedRunner(PLAIN, poison), drafter, PLAIN, new_text=letters, end_tokens=(0,))
+    return Engine(PoisonedRunner(PLAIN, poison), [drafter], PLAIN, new_text=letters, end_tokens=(0,))
 
 
 @pytest.mark.parametrize("drafts", [False, True])
@@ -838,7 +839,7 @@ def test_logits_that_are_not_numbers_end_one_request_where_it_goes_there(drafts:
 def test_what_a_failed_text_computed_is_not_shared(max_rows: int) -> None:
     """Keys that led to logits that are not numbers must not serve the next request, in whatever step they came."""
     config = replace(PLAIN, max_rows=max_rows)
-    engine = Engine(PoisonedRunner(config, 13), NoDrafter(), config, new_text=letters, end_tokens=(0,))
+    engine = Engine(PoisonedRunner(config, 13), [], config, new_text=letters, end_tokens=(0,))
     request = Request((*[1] * 40, 13), Sampling(seed=1), Stopping(max_tokens=4))
     for _ in range(2):
         (parts,) = run(engine, [request]).values()
@@ -914,7 +915,7 @@ def test_a_forward_that_fails_loses_nothing(config: str) -> None:
     """Nothing is committed before the forward is back: the step can be made again, or everything aborted."""
     requests = mixed_requests(5)
     engine = Engine(
-        FlakyRunner(CONFIGS[config]), RandomDrafter(2, VOCAB_SIZE), CONFIGS[config], new_text=letters, end_tokens=(0,)
+        FlakyRunner(CONFIGS[config]), [RandomDrafter(2, VOCAB_SIZE)], CONFIGS[config], new_text=letters, end_tokens=(0,)
     )
     for number, request in enumerate(requests):
         engine.add(request, f"r{number}")
@@ -943,7 +944,7 @@ def test_logprobs_are_those_of_the_raw_row() -> None:
     )
     rows: list[np.ndarray] = []
     runner = HashRunner(PLAIN, VOCAB_SIZE)
-    engine = Engine(runner, NoDrafter(), PLAIN, new_text=letters, end_tokens=(0,))
+    engine = Engine(runner, [], PLAIN, new_text=letters, end_tokens=(0,))
     forward = runner.forward
 
     def record(batch: Batch) -> Forward:

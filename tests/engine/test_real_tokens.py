@@ -9,10 +9,8 @@ import pytest
 import torch
 
 from specdec.build import Options
-from specdec.drafters.combine import Combined
 from specdec.drafters.forced import ForcedDrafter
 from specdec.drafters.ngram import NgramDrafter
-from specdec.drafters.none import NoDrafter
 from specdec.evals.exactness import difference
 from specdec.evals.prompts import DEFAULT_PROMPTS, read_prompts
 from specdec.kernels.tree_attention import serves
@@ -52,7 +50,7 @@ def test_same_tokens_on_smollm2(num_prompts: int, max_tokens: int, quantize: str
         )
         for prompt in read_prompts(DEFAULT_PROMPTS)[-num_prompts:]
     ]
-    engine.drafter = NoDrafter()
+    engine.drafting.drafters = ()
     plain: list[tuple[Request, tuple[int, ...]]] = []
     sequences = []
     for request in requests:  # one at a time: every draw is a row alone
@@ -62,7 +60,7 @@ def test_same_tokens_on_smollm2(num_prompts: int, max_tokens: int, quantize: str
     oracle = OracleDrafter(
         {request.prompt: tokens for request, tokens in plain}, engine.runner.vocab_size, 0.15, 0.3, seed=3
     )
-    engine.drafter = Combined([ForcedDrafter(), NgramDrafter(), oracle])
+    engine.drafting.drafters = (ForcedDrafter(), NgramDrafter(), oracle)
     before = engine.metrics.acceptance.accepted_tokens
     drafted = texts(run(engine, requests))
     assert engine.metrics.acceptance.accepted_tokens - before > num_prompts * max_tokens // 4

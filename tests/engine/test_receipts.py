@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from specdec.config import EngineConfig
-from specdec.drafters.combine import Combined
 from specdec.drafters.ngram import NgramDrafter
 from specdec.drafters.none import NoDrafter
 from specdec.drafters.prediction import PredictionDrafter
@@ -20,7 +19,6 @@ from specdec.drafters.suffix import SuffixDrafter
 from specdec.engine import Engine
 from specdec.errors import InvalidRequest
 from specdec.metrics import Acceptance
-from specdec.protocols import Drafter
 from specdec.request import Request, Sampling, Speculative, Stopping
 from specdec.sequence import Emission, Sequence
 from specdec.tree import DraftTree
@@ -43,29 +41,24 @@ CONFIGS = {
 }
 
 
-class Watched:
-    """A drafter whose verified trees are written down."""
+class Watcher:
+    """A drafter that guesses nothing and writes down what was verified."""
 
+    names: tuple[str, ...] = ()
     taps: tuple[int, ...] = ()
 
-    def __init__(self, drafter: Drafter) -> None:
-        self.drafter = drafter
+    def __init__(self) -> None:
         self.trees: dict[Sequence, list[DraftTree]] = {}
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self.drafter.names
-
     def draft(self, grants: Seq[Grant]) -> list[DraftTree]:
-        return self.drafter.draft(grants)
+        return NoDrafter().draft(grants)
 
     def observe(self, spans: Seq[Span], batch: Batch, taps: Seq[Tensor], paths: Seq[Seq[int]]) -> None:
         for span in spans:
             self.trees.setdefault(span.seq, []).append(span.tree)
-        self.drafter.observe(spans, batch, taps, paths)
 
     def forget(self, seq: Sequence) -> None:
-        self.drafter.forget(seq)
+        """What was written down stays."""
 
 
 @dataclass(slots=True)
@@ -164,14 +157,20 @@ def test_every_counter_is_that_of_a_recount(config: str, aborted: tuple[int, ...
             truth = told[request.prompt]
             asked[number] = replace(request, prediction=(*truth[:5], 9, 9, *truth[6:]))
     oracle = OracleDrafter(told, VOCAB_SIZE, mistake_rate=0.3, branch_rate=0.3)
-    drafter = Watched(
-        Combined([PredictionDrafter(), oracle, SuffixDrafter(), NgramDrafter(), RandomDrafter(1, VOCAB_SIZE)])
+    watcher = Watcher()
+    engine = hash_engine(
+        CONFIGS[config],
+        PredictionDrafter(),
+        oracle,
+        SuffixDrafter(),
+        NgramDrafter(),
+        RandomDrafter(1, VOCAB_SIZE),
+        watcher,
     )
-    engine = hash_engine(CONFIGS[config], drafter)
     emissions = trace(engine, asked, aborted)
     trees, emitted = [], []
     for seq, parts in emissions.items():
-        own_trees = [tree for tree in drafter.trees.get(seq, ()) if len(tree)]
+        own_trees = [tree for tree in watcher.trees.get(seq, ()) if len(tree)]
         own = [part.tokens for part in parts if part.tokens]
         Recount.of(own_trees, own).assert_equals(seq.acceptance)
         for tree, part in zip(own_trees, parts, strict=False):
@@ -233,8 +232,8 @@ def test_an_end_inside_an_accepted_run_cuts_tokens_text_logprobs_and_counters_to
         expected = [*tokens[:place], end]
     # A grammar's fake prunes guessed ends, and nothing is guessed as deep as the last token allowed.
     num_accepted = place + 1 if kind in ("stop string", "end token", "stop token") else place
-    drafter = Watched(OracleDrafter({STREAM.prompt: [*expected, *tokens[place + 1 :]]}, VOCAB_SIZE))
-    engine = hash_engine(ROOMY, drafter, end_tokens=end_tokens)
+    oracle, watcher = OracleDrafter({STREAM.prompt: [*expected, *tokens[place + 1 :]]}, VOCAB_SIZE), Watcher()
+    engine = hash_engine(ROOMY, oracle, watcher, end_tokens=end_tokens)
     ((seq, (part,)),) = trace(engine, [replace(STREAM, stopping=stopping, grammar=grammar)]).items()
     shown = {"stop string": place - 1, "max_tokens": place + 1}.get(kind, place)
     assert (list(part.tokens), part.text) == (expected, letters[:shown])
@@ -242,7 +241,7 @@ def test_an_end_inside_an_accepted_run_cuts_tokens_text_logprobs_and_counters_to
     assert [logprob.token for logprob in part.logprobs] == expected
     assert seq.tokens == [*STREAM.prompt, *expected]
     assert seq.logprobs == list(part.logprobs)
-    ((tree,),) = drafter.trees.values()
+    ((tree,),) = watcher.trees.values()
     if kind in ("stop string", "end token", "stop token"):
         assert tree.num_drafts > num_accepted, "more was guessed, right as it was"
     for acceptance in (seq.acceptance, engine.metrics.acceptance):
@@ -258,7 +257,7 @@ def test_an_end_inside_an_accepted_run_cuts_tokens_text_logprobs_and_counters_to
 
 
 def test_a_drafter_that_does_not_run_is_refused_by_name() -> None:
-    engine = hash_engine(ROOMY, Combined([PredictionDrafter(), SuffixDrafter()]))
+    engine = hash_engine(ROOMY, PredictionDrafter(), SuffixDrafter())
     for method, wrong in (("ngram", "ngram"), ("suffix,eagle", "eagle"), ("none", "none")):
         with pytest.raises(InvalidRequest, match=f"'{wrong}' is not .* there are prediction, suffix$") as refused:
             engine.add(Request((1,), Sampling(speculative=Speculative(method))), "a")
@@ -268,7 +267,7 @@ def test_a_drafter_that_does_not_run_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("drafter", ["none", "no nodes"])
 def test_without_drafts_a_prediction_and_a_method_are_refused(drafter: str) -> None:
-    drafters = NoDrafter() if drafter == "none" else Combined([PredictionDrafter()])
+    drafters = NoDrafter() if drafter == "none" else PredictionDrafter()
     engine = hash_engine(replace(ROOMY, max_drafts=0), drafters)
     with pytest.raises(InvalidRequest, match="prediction: is of no use here") as refused:
         engine.add(Request((1,), prediction=(1,)), "a")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 import pytest
 
 from specdec.config import EngineConfig
-from specdec.drafters.combine import Combined
 from specdec.drafters.forced import ForcedDrafter
 from specdec.drafters.ngram import NgramDrafter
 from specdec.drafters.none import NoDrafter
@@ -86,32 +86,32 @@ def requests(spec: Spec | None, sampling: Sampling) -> list[Request]:
     ]
 
 
-def new_engine(family: str, drafter: Drafter, config: EngineConfig) -> Engine:
-    return tiny_engine(family, drafter, config, token_bytes=TOKEN_BYTES, end_tokens=END_IDS)
+def new_engine(family: str, drafters: Seq[Drafter], config: EngineConfig) -> Engine:
+    return tiny_engine(family, drafters, config, token_bytes=TOKEN_BYTES, end_tokens=END_IDS)
 
 
 @functools.cache
 def root_only(family: str, spec: str, sampling: str) -> Texts:
-    engine = new_engine(family, NoDrafter(), CONFIGS["plain"])
+    engine = new_engine(family, [], CONFIGS["plain"])
     return texts(run(engine, requests(SPECS[spec], SAMPLINGS[sampling])))
 
 
-def drafters(family: str, spec: str, sampling: str) -> dict[str, Drafter]:
+def drafters(family: str, spec: str, sampling: str) -> dict[str, Seq[Drafter]]:
     """One line a drafter."""
     asked = requests(SPECS[spec], SAMPLINGS[sampling])
     told = root_only(family, spec, sampling)
     truth = {asked[int(key[0][1:])].prompt: told[key].tokens for key in told if key[1] == 0}
     return {
-        "none": NoDrafter(),
-        "ngram": NgramDrafter(),
-        "forced": ForcedDrafter(),
-        "suffix": SuffixDrafter(),
-        "prediction": PredictionDrafter(),
-        "forced,suffix": Combined([ForcedDrafter(), SuffixDrafter()]),
-        "forced,ngram": Combined([ForcedDrafter(), NgramDrafter()]),
-        "random": RandomDrafter(5, VOCAB_SIZE),
-        "oracle": OracleDrafter(truth, VOCAB_SIZE, mistake_rate=0.1, branch_rate=0.4),
-        "oracle,random": Combined([OracleDrafter(truth, VOCAB_SIZE, mistake_rate=0.2), RandomDrafter(6, VOCAB_SIZE)]),
+        "none": [NoDrafter()],
+        "ngram": [NgramDrafter()],
+        "forced": [ForcedDrafter()],
+        "suffix": [SuffixDrafter()],
+        "prediction": [PredictionDrafter()],
+        "forced,suffix": [ForcedDrafter(), SuffixDrafter()],
+        "forced,ngram": [ForcedDrafter(), NgramDrafter()],
+        "random": [RandomDrafter(5, VOCAB_SIZE)],
+        "oracle": [OracleDrafter(truth, VOCAB_SIZE, mistake_rate=0.1, branch_rate=0.4)],
+        "oracle,random": [OracleDrafter(truth, VOCAB_SIZE, mistake_rate=0.2), RandomDrafter(6, VOCAB_SIZE)],
     }
 
 
@@ -159,8 +159,8 @@ CHOICES: list[bool | Speculative] = [
 @pytest.mark.parametrize("config", ["plain", "chunked", "preempting"])
 @pytest.mark.parametrize("spec", ["free", "schema"])
 def test_same_tokens_whatever_guesses_each_request_lets_in(spec: str, config: str) -> None:
-    drafter = Combined([PredictionDrafter(), ForcedDrafter(), SuffixDrafter(), NgramDrafter()])
-    engine = new_engine("llama", drafter, CONFIGS[config])
+    drafters: list[Drafter] = [PredictionDrafter(), ForcedDrafter(), SuffixDrafter(), NgramDrafter()]
+    engine = new_engine("llama", drafters, CONFIGS[config])
     told = root_only("llama", spec, "filtered")
     asked = [
         replace(
@@ -177,7 +177,7 @@ def test_same_tokens_whatever_guesses_each_request_lets_in(spec: str, config: st
         allowed = parts[0].seq.request.sampling.guesses
         assert max(part.num_drafts for part in parts) <= allowed.limit
         heard = {drafter_of(source) for source in parts[0].seq.acceptance.by_source}
-        assert heard <= {*(allowed.methods or drafter.names)}
+        assert heard <= {*(allowed.methods or engine.drafting.names)}
 
 
 @pytest.mark.parametrize("config", CONFIGS)

@@ -109,7 +109,7 @@ def emitted(
     drafter: Drafter, sampling: Mapping[str, Any], length: int, grammar: Automaton | None
 ) -> tuple[Counter[tuple[int, ...]], int]:
     """How often each text came, and how many drafts were accepted, over the seeds."""
-    engine = Engine(BigramRunner(TABLE_VV), drafter, CONFIG, new_text=letters, end_tokens=(END,))
+    engine = Engine(BigramRunner(TABLE_VV), [drafter], CONFIG, new_text=letters, end_tokens=(END,))
     counts: Counter[tuple[int, ...]] = Counter()
     for first in range(0, NUM_SEEDS, 250):
         for seed in range(first, first + 250):

@@ -9,17 +9,23 @@ from typing import Any, cast
 import pytest
 
 from specdec.build import drafter_names
-from specdec.drafters.combine import Combined
 from specdec.drafters.forced import ForcedDrafter
 from specdec.drafters.ngram import NgramDrafter
+from specdec.drafting import Drafting
 from specdec.errors import ConfigError
 from specdec.grammar.spec import JsonSchema
+from specdec.metrics import Metrics
+from specdec.protocols import Drafter
 from specdec.request import Sampling, Speculative
 from specdec.sequence import Grant
 from specdec.tree import EMPTY, DraftTree, chain, root
 from tests.drafters.sequences import new_sequence
 from tests.drafters_for_tests import OracleDrafter, RandomDrafter, random_tree
 from tests.grammar.small_tokenizer import VOCAB_SIZE, compiler, encode
+
+
+def drafting(*drafters: Drafter, vocab_size: int = 30) -> Drafting:
+    return Drafting(drafters, vocab_size, Metrics())
 
 
 def test_the_union_holds_every_guess_once() -> None:
@@ -35,7 +41,7 @@ def test_the_union_holds_every_guess_once() -> None:
     seq = new_sequence(prompt, constraint=constraint)
     forced = ForcedDrafter().draft([Grant(seq, len(prompt), 20, 20)])[0]
     copied = NgramDrafter().draft([Grant(seq, len(prompt), 20, 20)])[0]
-    (tree,) = Combined([ForcedDrafter(), NgramDrafter()]).draft([Grant(seq, len(prompt), 62, 62)])
+    (tree,) = drafting(ForcedDrafter(), NgramDrafter(), vocab_size=VOCAB_SIZE).draft([Grant(seq, len(prompt), 62, 62)])
     assert tree.problem(VOCAB_SIZE) is None
     assert {"forced", "ngram"} == set(tree.sources[1:])
     assert max(forced.num_drafts, copied.num_drafts) < tree.num_drafts <= forced.num_drafts + copied.num_drafts
@@ -48,11 +54,11 @@ def test_the_union_keeps_to_the_grant_and_to_what_a_tree_may_be() -> None:
         drafters = [RandomDrafter(seed + i, 30) for i in range(3)]
         seq = new_sequence([rng.randrange(30) for _ in range(5)])
         grant = Grant(seq, 5, rng.randint(0, 62), rng.randint(0, 8))
-        (tree,) = Combined(drafters).draft([grant])
+        (tree,) = drafting(*drafters).draft([grant])
         assert tree.problem(30) is None
         assert tree.num_drafts <= grant.drafts
         assert max(tree.depths()) <= grant.depth
-        assert Combined(drafters).draft([Grant(seq, 4, 9, 9), grant]) == [EMPTY, tree]
+        assert drafting(*drafters).draft([Grant(seq, 4, 9, 9), grant]) == [EMPTY, tree]
 
 
 class Recorder:
@@ -76,7 +82,7 @@ class Recorder:
 
 def test_each_drafter_observes_the_layers_it_asked_for() -> None:
     first, second = Recorder((9, 2)), Recorder((4, 2))
-    both = Combined([first, second])
+    both = drafting(first, second)
     assert both.taps == (2, 4, 9)
     taps = cast("Any", ["at 2", "at 4", "at 9"])
     both.observe([], cast("Any", "batch"), taps, [[1]])
@@ -153,7 +159,7 @@ def test_a_request_hears_of_the_drafters_that_it_names_only() -> None:
         def forget(self, seq: Any) -> None:
             """Nothing is kept."""
 
-    both = Combined([NgramDrafter(), Counting()])
+    both = drafting(NgramDrafter(), Counting())
     assert both.names == ("ngram", "counting")
     tokens = [1, 2, 3, 1, 2]
     methods = (None, "ngram", "counting", "counting, ngram")
@@ -174,5 +180,5 @@ def test_where_nobody_is_asked_there_is_the_root() -> None:
     tokens = [1, 2, 3, 1, 2]
     seq = new_sequence(tokens, sampling=Sampling(speculative=Speculative("ngram")))
     muted = frozenset(["ngram"])
-    both = Combined([NgramDrafter(), RandomDrafter(1, 9)])
+    both = drafting(NgramDrafter(), RandomDrafter(1, 9))
     assert both.draft([Grant(seq, 5, 9, 9, muted), Grant(seq, 4, 0, 0, muted)]) == [root(2), EMPTY]
