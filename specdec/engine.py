@@ -327,7 +327,9 @@ class Engine:
                 )
         if request.prediction and PREDICTION not in names:
             raise InvalidRequest(
-                "prediction", "is of no use here: no drafter of this engine reads predictions", code="unsupported_parameter"
+                "prediction",
+                "is of no use here: no drafter of this engine reads predictions",
+                code="unsupported_parameter",
             )
 
 
