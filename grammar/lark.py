@@ -9,7 +9,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -19,6 +19,7 @@ from specdec.grammar import numbers, patterns
 from specdec.grammar.lowering import Lowering, bounds
 from specdec.grammar.shapes import (
     ANY,
+    FULL,
     NONE,
     Among,
     Array,
@@ -52,12 +53,13 @@ MAX_CHILDREN = 3_000
 MAX_COUNTED = 2_000  # rules of one object or array whose keys or items are counted
 MAX_ATOMS = 6  # tests that tell the keys of one object apart
 MAX_PERMUTED = 6
+MAX_DEPTH_COUNTED = 4  # of values inside others whose number is counted
 MAX_SOME = 4  # rules of which each must be used by some key of one object
 MAX_DIVISOR = 10_000  # without its factors of ten
 
 
 class Refused(Exception):
-    """What cannot be written, all of it."""
+    """What cannot be written, all of it, where some of it is final."""
 
     def __init__(self, refusals: Iterable[Refusal]) -> None:
         self.refusals = sorted(set(refusals), key=lambda refusal: refusal.pointer)
@@ -79,18 +81,29 @@ def structure(whitespace: str | None) -> str:
     sides = {"COMMA": (",", blank, blank), "COLON": (":", blank, blank)}
     sides |= {"OBRACE": ("{", "", blank), "CBRACE": ("}", blank, "")}
     sides |= {"OBRACKET": ("[", "", blank), "CBRACKET": ("]", blank, "")}
+    sides |= {"NOBRACE": ("}", "", ""), "NOBRACKET": ("]", "", "")}  # with nothing between: one blank is enough
     return "".join(
         f"{name}: /{before}{patterns.literal(sign)}{after}/\n" for name, (sign, before, after) in sides.items()
     )
 
 
-def write(lowering: Lowering, root: Child) -> tuple[str, bool]:
-    """The grammar of what `root` allows, without the terminals of `structure`, and whether it lets some object make up
-    keys: those may then repeat. Raises `Refused`, `Unsatisfiable`, `TooLarge`."""
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A grammar without the terminals of `structure`. It allows all that it should, and more where it leaves something
+    out: the keywords of `unsaid`, and that no key comes twice where it `has_open_keys`, which texts make up. Where it
+    `has_tight_keys`, there are objects that may run out of them."""
+
+    text: str
+    unsaid: Residue
+    has_open_keys: bool
+    has_tight_keys: bool
+
+
+def write(lowering: Lowering, root: Child) -> Written:
+    """The grammar of what `root` allows. Raises `Refused`, `Unsatisfiable`, `TooLarge`."""
     writer = _Writer(lowering)
     writer.reach(root)
-    text = writer.text(root)
-    return text, writer.has_open_keys
+    return writer.written(root)
 
 
 class _Writer:
@@ -107,7 +120,8 @@ class _Writer:
         self._refusals: set[Refusal] = set()
         self._any_used = False
         self._names = itertools.count()
-        self.has_open_keys = False
+        self._has_open_keys = False
+        self._has_tight_keys = False
 
     # What can be written at all
 
@@ -171,9 +185,6 @@ class _Writer:
                 length = self._longest(shape)
                 if length is not None and length < shape.least:
                     return False
-                values = self._permutable(shape) if shape.unique else None
-                if values is not None and len(values) < shape.least:
-                    return False
                 counts = _ordered(shape.counts)
                 if not counts or self._num_states(shape, counts) > MAX_COUNTED:
                     return True
@@ -196,7 +207,7 @@ class _Writer:
         if not shape.some or self._num_key_states(shape) > MAX_COUNTED:
             return True
         *_, last = self._key_layers(shape)
-        return any(self._ways_to_end(shape, state) for state in last)
+        return any(self._can_end(shape, state) for state in last)
 
     def _num_states(self, shape: Array, counts: Sequence[Count]) -> int:
         """A bound on what `_counting` takes."""
@@ -232,27 +243,76 @@ class _Writer:
 
     def _longest(self, shape: Array) -> int | None:
         """How many items there may be; None for no bound."""
+        longest = shape.most
         for index, child in enumerate((*shape.prefix, shape.items)):
             if child not in self._productive:
-                return index if shape.most is None else min(index, shape.most)
-        return shape.most
+                longest = index if longest is None else min(index, longest)
+                break
+        if shape.unique:
+            count = self._count(shape.items, MAX_DEPTH_COUNTED)
+            if count is not None:  # those of the prefix may be others
+                most = len(shape.prefix) + count
+                longest = most if longest is None else min(most, longest)
+        return longest
+
+    def _count(self, child: Child, depth: int) -> int | None:
+        """How many values a child allows, or more than that; None where they are not known to be finite."""
+        total = 0
+        for shape in self._unions.get(child, FULL) if depth else FULL:
+            count = self._count_of(shape, depth)
+            if count is None:
+                return None
+            total += count
+        return total
+
+    def _count_of(self, shape: Shape, depth: int) -> int | None:
+        match shape:
+            case Null():
+                return 1
+            case Boolean():
+                return len(shape.values)
+            case Number() | String():
+                lists = [len(test.values) for test, expected in shape.tests if expected and isinstance(test, Among)]
+                if lists or isinstance(shape, String):
+                    return min(lists, default=None)
+                low, high = bounds(shape.tests)
+                if low is None or high is None or (Integral(), True) not in shape.tests:
+                    return None
+                first, last = numbers.integers_between(*low, *high)
+                return max(0, int(last - first) + 1)
+            case Object():
+                keys = self._keys(shape)
+                if any(child in self._productive for _, child in keys.cells):
+                    return None
+                counts = [
+                    (self._count(child, depth - 1), name in shape.required)
+                    for name, child in keys.named
+                    if child in self._productive
+                ]
+                if any(count is None for count, _ in counts):
+                    return None
+                return _product((count or 0) + (not needed) for count, needed in counts)
+        return 1 if shape.most == 0 else None
 
     # The text
 
-    def text(self, root: Child) -> str:
+    def written(self, root: Child) -> Written:
         if root not in self._productive:
             raise Unsatisfiable
         start = self._symbol(root)
-        if self._refusals:
+        if any(refusal.final for refusal in self._refusals):
             raise Refused(self._refusals)
         lines = [f"start: {start}", *self._lines, *(f"{name}: {body}" for body, name in self._terminals.items())]
         if self._any_used:
-            self.has_open_keys = True
+            self._has_open_keys = True
             scalar = " | ".join(("/null|true|false/", numbers.ANY_NUMBER, "STRING"))
             lines += [f"STRING: {self._any_string}", f"SCALAR: {scalar}"]
-            lines += ["any: SCALAR | OBRACKET (any (COMMA any)*)? CBRACKET | OBRACE (pair (COMMA pair)*)? CBRACE"]
+            array = self._enclosed("[", ["any (COMMA any)*"], True)
+            object_ = self._enclosed("{", ["pair (COMMA pair)*"], True)
+            lines += [f"any: SCALAR | {array} | {object_}"]
             lines += ["pair: STRING COLON any"]
-        return "\n".join(lines) + "\n"
+        text = "\n".join(lines) + "\n"
+        return Written(text, frozenset(self._refusals), self._has_open_keys, self._has_tight_keys)
 
     def _symbol(self, child: Child) -> str:
         """The rule or terminal of a child."""
@@ -288,6 +348,13 @@ class _Writer:
             case Number():
                 return self._multiples(shape)
         raise AssertionError(shape)
+
+    def _enclosed(self, bracket: str, bodies: Sequence[str], may_be_empty: bool) -> str:
+        """The alternatives of an object or array, by what may stand between its brackets."""
+        name = "BRACE" if bracket == "{" else "BRACKET"
+        options = [f"O{name} ({' | '.join(bodies)}) C{name}"] if bodies else []
+        options += [f"O{name} NO{name}"] if may_be_empty else []
+        return " | ".join(options) if options else f"O{name} {self._terminal(patterns.NOTHING)}"
 
     def _name(self, letter: str) -> str:
         return f"{letter}{next(self._names)}"
@@ -397,22 +464,21 @@ class _Writer:
         if divisor == divisor.to_integral_value():
             schema |= {"type": "integer", "multipleOf": int(divisor)}
         low, high = bounds(shape.tests)
+        shortest = divisor.normalize()
+        # Its automaton has a state for each remainder, and takes seconds to build from 100,000 on.
+        exact = divisor < 1 << 31 and shortest.scaleb(-int(shortest.as_tuple().exponent)) <= MAX_DIVISOR
         for bound, name in ((low, "inimum"), (high, "aximum")):
             if bound is None:
                 continue
             value, exclusive = bound
             number = int(value) if value == value.to_integral_value() else float(value)
-            if abs(value) >= 1 << 53 or Decimal(str(number)) != value:
-                self._refusals.update(shape.doubts)
+            exact = exact and abs(value) < 1 << 53 and Decimal(str(number)) == value
             schema[f"exclusiveM{name}" if exclusive else f"m{name}"] = number
-        shortest = divisor.normalize()
-        # Its automaton has a state for each remainder, and takes seconds to build from 100,000 on.
-        if divisor >= 1 << 31 or shortest.scaleb(-int(shortest.as_tuple().exponent)) > MAX_DIVISOR:
+        for test, expected in shape.tests:
+            exact = exact and isinstance(test, MultipleOf | Integral | AtLeast) and _is_plain(test, expected)
+        if not exact:
             self._refusals.update(shape.doubts)
-        if any(
-            not isinstance(test, MultipleOf | Integral | AtLeast) or not _is_plain(test, e) for test, e in shape.tests
-        ):
-            self._refusals.update(shape.doubts)
+            return self._terminal(self._number(replace(shape, tests=_without_multiples(shape.tests))))
         return self._rule(self._name("m"), [f"%json {json.dumps(schema)}"])
 
     # Arrays
@@ -425,36 +491,33 @@ class _Writer:
             if permuted is not None and not counts:
                 return permuted
             self._refusals.update(shape.unique)
-        if counts:
+        if counts and self._num_states(shape, counts) <= MAX_COUNTED:
             return self._counted_array(shape, counts)
-        return "OBRACKET " + self._plain_items(shape, longest) + " CBRACKET"
+        if counts:
+            self._refusals.update(shape.doubts)
+        return self._plain_array(shape, longest)
 
-    def _plain_items(self, shape: Array, longest: int | None) -> str:
+    def _plain_array(self, shape: Array, longest: int | None) -> str:
         size = len(shape.prefix) if longest is None else min(len(shape.prefix), longest)
         least, most = shape.least, longest
+        if most == 0:
+            return self._enclosed("[", [], True)
         if size == 0:
-            if most == 0:
-                return ""
             item = self._symbol(shape.items)
             rest = _repeat(f"COMMA {item}", max(0, least - 1), None if most is None else most - 1)
-            return f"{item} {rest}" if least else f"({item} {rest})?"
+            return self._enclosed("[", [f"{item} {rest}"], not least)
         tail = ""
         if most is None or most > size:
             item = self._symbol(shape.items)
             tail = _repeat(f"COMMA {item}", max(0, least - size), None if most is None else most - size)
-        for index in range(size - 1, -1, -1):
-            comma = "COMMA " if index else ""
-            body = f"{comma}{self._symbol(shape.prefix[index])} {tail}"
-            tail = self._rule(self._name("r"), [body])
+        for index in range(size - 1, 0, -1):
+            tail = self._rule(self._name("r"), [f"COMMA {self._symbol(shape.prefix[index])} {tail}"])
             if index >= least:
                 tail += "?"
-        return tail
+        return self._enclosed("[", [f"{self._symbol(shape.prefix[0])} {tail}"], not least)
 
     def _counted_array(self, shape: Array, counts: Sequence[Count]) -> str:
         """A left-linear grammar over how many items there are and how many of them count."""
-        if self._num_states(shape, counts) > MAX_COUNTED:
-            self._refusals.update(shape.doubts)
-            return "OBRACKET CBRACKET"
         states = self._counting(shape, counts)
         names = {state: self._name("q") for state in states}
         for (length, hits), before in states.items():
@@ -462,8 +525,8 @@ class _Writer:
             for state, child in before:
                 options.append(f"{names[state]} {'COMMA ' if state[0] else ''}{self._symbol(child)}")
             self._rule(names[length, hits], options)
-        ends = [name for state, name in names.items() if _is_end(state, shape, counts)]
-        return "OBRACKET (" + " | ".join(ends) + ") CBRACKET"
+        ends = [state for state in names if _is_end(state, shape, counts)]
+        return self._enclosed("[", [names[state] for state in ends if state[0]], any(not state[0] for state in ends))
 
     def _permuted(self, shape: Array, longest: int | None) -> str | None:
         """Different items out of a few scalars, by which of them have been used; None where there are too many."""
@@ -482,8 +545,8 @@ class _Writer:
                     [f"{names[used - {i}]} {comma}{self._terminal(f'/{values[i]}/')}" for i in sorted(used)],
                 )
                 everything.append((used, names[used]))
-        ends = [name for used, name in everything if len(used) >= shape.least]
-        return "OBRACKET (" + " | ".join(ends) + ") CBRACKET"
+        ends = [name for used, name in everything if len(used) >= max(1, shape.least)]
+        return self._enclosed("[", ends, not shape.least)
 
     def _permutable(self, shape: Array) -> list[str] | None:
         """The few scalars that an array's items are out of, as regular expressions; None where they are not few."""
@@ -540,7 +603,7 @@ class _Writer:
         atoms = sorted({test for tests, _ in live for test, _ in tests} | {test for test, _ in wanted}, key=repr)
         if len(atoms) > MAX_ATOMS:
             self._refusals.update(shape.doubts - self._counts(shape))
-            return []
+            return [(f"/\\x{{22}}/ {self._contents(_none_of(keys))} /\\x{{22}}/", ANY)]
         groups: dict[Child, list[tuple[bool, ...]]] = {}
         for truth in itertools.product((True, False), repeat=len(atoms)):
             facts = dict(zip(atoms, truth, strict=True))
@@ -553,7 +616,7 @@ class _Writer:
             if child & NONE:
                 continue
             groups.setdefault(child, []).append(truth)
-        taken = frozenset({(Among(frozenset(name for name, _ in keys.named)), False)}) if keys.named else frozenset()
+        taken = _none_of(keys)
         cells = []
         for child, truths in groups.items():
             places = _relevant(truths, len(atoms))
@@ -563,6 +626,7 @@ class _Writer:
             }
             body = f"/\\x{{22}}/ ({' | '.join(bodies)}) /\\x{{22}}/"
             if derives(body):
+                self._has_tight_keys = self._has_tight_keys or bool(places)
                 cells.append((body, child))
         return cells
 
@@ -588,24 +652,18 @@ class _Writer:
         cells = [(body, child) for body, child in keys.cells if child in self._productive]
         fewest = len(shape.required)
         least, most = self._key_bounds(shape)
-        if cells and shape.least > fewest + 1:
-            self._refusals.update(self._counts(shape))
         if shape.some or most is not None or least > 1 or (least and fewest):
-            return self._counted_object(shape, named, cells, least, most)
+            if self._num_key_states(shape) <= MAX_COUNTED:
+                return self._counted_object(shape, cells, least, most)
+            self._refusals.update((*self._counts(shape), *(refusal for _, _, refusal in shape.some)))
+            least = min(least, 1)
         extra = self._extra(cells)
         more = f"(COMMA {extra})*" if extra else ""
-        if not named:
-            assert extra or not least, shape
-            body = f"{extra} {more}" if extra else ""
-            return "OBRACE " + (body if least or not body else f"({body})?") + " CBRACE"
         pairs = [(self._pair(name, child), needed) for name, child, needed in named]
-        options = [f"{self._sequence(pairs)} {more}"]
-        if not fewest:
-            if extra:
-                options.append(f"{extra} {more}")
-            if not least:
-                options.append("")
-        return "OBRACE (" + " | ".join(options) + ") CBRACE"
+        options = [f"{self._sequence(pairs)} {more}"] if pairs else []
+        if extra and not fewest:
+            options.append(f"{extra} {more}")
+        return self._enclosed("{", options, not fewest and not least)
 
     def _pair(self, name: str, child: Child) -> str:
         key = self._terminal(f"/\\x{{22}}{patterns.literal(self._spelling.escaped(name))}\\x{{22}}/")
@@ -615,7 +673,7 @@ class _Writer:
         """A rule for a pair whose key is not named."""
         if not cells:
             return None
-        self.has_open_keys = True
+        self._has_open_keys = True
         name = self._name("x")
         return self._rule(name, [f"{self._terminal(body)} COLON {self._symbol(child)}" for body, child in cells])
 
@@ -641,19 +699,8 @@ class _Writer:
 
         return first(0, len(pairs))
 
-    def _counted_object(
-        self,
-        shape: Object,
-        named: list[tuple[str, Child, bool]],
-        cells: list[tuple[str, Child]],
-        least: int,
-        most: int | None,
-    ) -> str:
+    def _counted_object(self, shape: Object, cells: list[tuple[str, Child]], least: int, most: int | None) -> str:
         """A left-linear grammar over the keys in order, how many there are, and which rules of `some` are met."""
-        if self._num_key_states(shape) > MAX_COUNTED:
-            self._refusals.update(self._counts(shape))
-            self._refusals.update(refusal for _, _, refusal in shape.some)
-            return "OBRACE CBRACE"
         rules: dict[_KeyState, str] = {}
         for layer in self._key_layers(shape):
             before, rules = rules, {}
@@ -663,25 +710,22 @@ class _Writer:
                     for last, pair in ways
                 ]
                 rules[state] = self._rule(self._name("k"), options or [""])
-        extra = self._extra(cells)
+        extra, may_be_empty = self._extra(cells), False
         ends = []
         for state, rule in rules.items():
             comma = "COMMA " if state[0] else ""
-            room = None if most is None else most - state[0]
-            for way in self._ways_to_end(shape, state):
-                witness = self._extra(self._witnesses(shape, state)) if "witness" in way else ""
-                match way:
-                    case "stop":
-                        ends.append(rule)
-                    case "others":
-                        more = _repeat(f"COMMA {extra}", 0, None if room is None else room - 1)
-                        ends.append(f"{rule} {comma}{extra} {more}")
-                    case "witness":
-                        ends.append(f"{rule} {comma}{witness}")
-                    case "others, witness":
-                        more = _repeat(f"COMMA {extra}", 0, None if room is None else room - 2)
-                        ends.append(f"{rule} {comma}{extra} {more} COMMA {witness}")
-        return "OBRACE (" + " | ".join(ends) + ") CBRACE"
+            missing, room = max(0, least - state[0]), None if most is None else most - state[0]
+            left = self._left(shape, state)
+            if not left and not missing:
+                if state[0]:
+                    ends.append(rule)
+                may_be_empty = may_be_empty or not state[0]
+            if len(left) > 1:  # by one key or several: the check sees
+                self._refusals.update(refusal for _, _, refusal in left)
+            witness = self._extra(self._witnesses(shape, left[0])) if len(left) == 1 else None
+            if extra and (len(left) != 1 or witness):
+                ends += (f"{rule} {comma}{tail}" for tail in _tails(max(1, missing), room, extra, witness))
+        return self._enclosed("{", ends, may_be_empty)
 
     def _key_bounds(self, shape: Object) -> tuple[int, int | None]:
         """How many keys there must be and may be, where that is not plain from the named ones."""
@@ -689,8 +733,7 @@ class _Writer:
         is_open = any(child in self._productive for _, child in keys.cells)
         possible = sum(child in self._productive for _, child in keys.named)
         most = shape.most if shape.most is not None and (is_open or shape.most < possible) else None
-        least = shape.least if shape.least > len(shape.required) else 0
-        return (0 if is_open and least > len(shape.required) + 1 else least), most
+        return (shape.least if shape.least > len(shape.required) else 0), most
 
     def _num_key_states(self, shape: Object) -> int:
         """A bound on what `_key_layers` takes."""
@@ -731,31 +774,26 @@ class _Writer:
                         layer.setdefault(after, []).append((state, (name, value)))
             yield layer
 
-    def _ways_to_end(self, shape: Object, state: _KeyState) -> list[str]:
-        """How an object may go on behind its named keys: stop there, with other keys, with a last key that meets what
-        is left of `some`, or with both. (The last, because one that repeats it later would take its place.)"""
-        count, met = state
-        least, most = self._key_bounds(shape)
-        room = None if most is None else most - count
-        is_open = any(child in self._productive for _, child in self._keys(shape).cells)
-        found = []
-        if len(met) == len(shape.some):
-            if count >= least:
-                found.append("stop")
-            if room != 0 and is_open and count + 1 >= least:  # of keys that are not named, one at most is counted
-                found.append("others")
-        elif room != 0 and count + 1 >= least and self._witnesses(shape, state):
-            found.append("witness")
-            if is_open and (room is None or room > 1):
-                found.append("others, witness")
-        return found
+    def _left(self, shape: Object, state: _KeyState) -> list[tuple[Tests, Child, Refusal]]:
+        """The rules of `some` that no named key has met."""
+        return [rule for at, rule in enumerate(_ordered_rules(shape)) if at not in state[1]]
 
-    def _witnesses(self, shape: Object, state: _KeyState) -> list[tuple[str, Child]]:
-        """Keys that are not named, with values, that meet all that is left of `some` at once."""
-        left = [rule for at, rule in enumerate(_ordered_rules(shape)) if at not in state[1]]
-        among = frozenset[tuple[Any, bool]]().union(*(tests for tests, _, _ in left))
-        both = frozenset[tuple[Any, bool]]().union(*(child for _, child, _ in left))
-        found = [(body, child | both) for body, child in self._cells(shape, self._keys(shape), among)]
+    def _can_end(self, shape: Object, state: _KeyState) -> bool:
+        """Whether an object may end behind its named keys, or go on with others."""
+        count = state[0]
+        least, most = self._key_bounds(shape)
+        left = self._left(shape, state)
+        if not left and count >= least:
+            return True
+        is_open = any(child in self._productive for _, child in self._keys(shape).cells)
+        if not is_open or (most is not None and max(count + 1, least) > most):
+            return False
+        return len(left) != 1 or bool(self._witnesses(shape, left[0]))
+
+    def _witnesses(self, shape: Object, some: tuple[Tests, Child, Refusal]) -> list[tuple[str, Child]]:
+        """Keys that are not named, with values, that meet a rule of `some`."""
+        tests, asked, _ = some
+        found = [(body, child | asked) for body, child in self._cells(shape, self._keys(shape), tests)]
         return [(body, child) for body, child in found if child in self._productive]
 
 
@@ -765,6 +803,26 @@ class _Keys:
 
     named: tuple[tuple[str, Child], ...]
     cells: tuple[tuple[str, Child], ...]
+
+
+def _tails(least: int, most: int | None, extra: str, witness: str | None) -> Iterator[str]:
+    """From `least` to `most` pairs whose keys are not named, and of which a witness is one where there is one."""
+    if witness is None:
+        if most is None or least <= most:
+            yield f"{extra} " + _repeat(f"COMMA {extra}", least - 1, None if most is None else most - 1)
+    elif most is None:
+        for before in range(least - 1):
+            yield _repeat(f"{extra} COMMA", before, before) + f" {witness} (COMMA {extra}){{{least - 1 - before},}}"
+        yield _repeat(f"{extra} COMMA", least - 1, None) + f" {witness} (COMMA {extra})*"
+    elif least <= most:
+        for before in range(most):
+            after = _repeat(f"COMMA {extra}", max(0, least - 1 - before), most - 1 - before)
+            yield _repeat(f"{extra} COMMA", before, before) + f" {witness} {after}"
+
+
+def _none_of(keys: _Keys) -> Tests:
+    """A key that is not named."""
+    return frozenset({(Among(frozenset(name for name, _ in keys.named)), False)}) if keys.named else frozenset()
 
 
 # How many items an array has so far, and how many of them count, for each count.
@@ -830,6 +888,10 @@ def _is_rule(shape: Shape) -> bool:
 
 def _divisors(shape: Number) -> list[Decimal]:
     return [test.divisor for test, expected in shape.tests if expected and isinstance(test, MultipleOf)]
+
+
+def _without_multiples(tests: Tests) -> Tests:
+    return frozenset((test, expected) for test, expected in tests if not isinstance(test, MultipleOf))
 
 
 def _has_multiple(shape: Number) -> bool:

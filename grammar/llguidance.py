@@ -16,7 +16,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
 from specdec.errors import ConfigError, ConstraintError
-from specdec.grammar.keys import Keys
+from specdec.grammar.checker import Judge
 from specdec.grammar.lark import structure
 from specdec.grammar.narrowing import Narrowing, TokenTable
 from specdec.grammar.refusal import refusal
@@ -64,7 +64,7 @@ class LlguidanceTokens:
         spelled = tuple(
             tokenizer.decode_bytes([token]) if vocabulary.is_text(token) else b"" for token in range(vocabulary.size)
         )
-        table = TokenTable.of(spelled, len(vocabulary.text_words_W))
+        table = TokenTable.of(spelled, vocabulary.end_words_W)
         return cls(tokenizer, vocabulary, table, Spelling.of(filter(None, spelled)))
 
     def matcher(self, matcher: LLMatcher) -> LlguidanceMatcher:
@@ -200,7 +200,9 @@ def compile_json(
     matcher = _compiled(source, tokens)
     if matcher.is_error():
         raise refusal(param, f"is too complex: {matcher.get_error()}", "too_large")
-    narrowing = Narrowing(tokens.table, Keys()) if prepared.has_open_keys else None
+    followed = prepared.has_open_keys or prepared.residue is not None
+    checker = Judge(prepared.residue).start()
+    narrowing = Narrowing(tokens.table, checker, has_tight_keys=prepared.has_tight_keys) if followed else None
     return _started(source, matcher, tokens, param, narrowing)
 
 

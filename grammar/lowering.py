@@ -57,7 +57,7 @@ MAX_STEPS = 60_000  # shapes that meet, in all
 MAX_SUBSETS = 6  # alternatives that may hold at once, where it matters which do
 ENORMOUS = 1 << 31  # a bound on lengths and counts that nothing reaches
 
-Verdict = Literal["enforced", "rewritten", "annotation", "refused"]
+Verdict = Literal["enforced", "rewritten", "checked", "annotation", "refused"]
 
 
 class ReferenceLoop(Exception):
@@ -174,9 +174,7 @@ class Lowering:
         schema = self._documents.schema(place)
         if isinstance(schema, bool):
             return FULL if schema is positive else ()
-        resource = self._documents.resource(place)
-        if resource not in scope and self._documents.is_dynamic(resource):
-            scope = (*scope, resource)
+        scope = scope_within(self._documents, place, scope)
         unions: list[Union] = []
         union: Union = FULL
         leftovers = [
@@ -225,15 +223,15 @@ class Lowering:
     def _note(self, place: Place, keyword: str, verdict: Verdict, reason: str = "") -> None:
         self.verdicts.setdefault(str(self._documents.child(place, keyword)), (keyword, verdict, reason))
 
-    def _refusal(self, place: Place, keyword: str, reason: str) -> Refusal:
-        return Refusal(str(self._documents.child(place, keyword)), keyword, reason)
+    def _refusal(self, place: Place, keyword: str, reason: str, final: bool = False) -> Refusal:
+        return Refusal(str(self._documents.child(place, keyword)), keyword, reason, final)
 
     def _pointer(self, site: _Site) -> str:
         return str(self._documents.child(site.place, site.keyword))
 
-    def _refused(self, site: _Site, reason: str, kind: type[Shape] | None = None) -> Union:
+    def _refused(self, site: _Site, reason: str, kind: type[Shape] | None = None, *, final: bool = False) -> Union:
         """Everything, with a refusal on the shapes of one type, or all."""
-        refusal = frozenset({self._refusal(site.place, site.keyword, reason)})
+        refusal = frozenset({self._refusal(site.place, site.keyword, reason, final)})
         return tuple(_marked(shape, refusal) if kind in (None, type(shape)) else shape for shape in FULL)
 
     # Unions
@@ -359,7 +357,7 @@ class Lowering:
                     Object(((name, _opposite(_equal(item, pointer))),), required=(name,))
                     for name, item in value.items()
                 ]
-                refusal = Refusal(pointer, "const", "an object of more keys is another value")
+                refusal = Refusal(pointer, pointer.rpartition("/")[2], "an object of more keys is another value")
                 found.append(Object(some=frozenset({(frozenset({(Among(frozenset(names)), False)}), ANY, refusal)})))
                 return (*found, *others(Object))
         raise AssertionError(value)
@@ -378,7 +376,7 @@ class Lowering:
         return unite(found)
 
     def _const(self, site: _Site, positive: bool) -> Union:
-        return self._guarded(site, lambda: self._value(site.value, positive, self._pointer(site)))
+        return self._guarded(site, positive, lambda: self._value(site.value, positive, self._pointer(site)))
 
     def _enum(self, site: _Site, positive: bool) -> Union:
         def build() -> Union:
@@ -401,15 +399,15 @@ class Lowering:
             ]
             return self._meet_all([union, *rest], None)
 
-        return self._guarded(site, build)
+        return self._guarded(site, positive, build)
 
-    def _guarded(self, site: _Site, build: Callable[[], Union]) -> Union:
+    def _guarded(self, site: _Site, positive: bool, build: Callable[[], Union]) -> Union:
         """A union of values, or a refusal of those that cannot be written."""
         for value in _leaves(site.value):
             if isinstance(value, int | Decimal) and not isinstance(value, bool) and not numbers.fits(Decimal(value)):
-                return self._refused(site, f"the number {value:.3e} cannot be written out")
+                return self._refused(site, f"the number {value:.3e} cannot be written out", final=positive)
             if isinstance(value, str) and any(0xD800 <= ord(c) < 0xE000 for c in value):
-                return self._refused(site, "a lone surrogate cannot be written")
+                return self._refused(site, "a lone surrogate cannot be written", final=positive)
         return build()
 
     def _bound(self, site: _Site, positive: bool) -> Union:
@@ -418,7 +416,7 @@ class Lowering:
             return FULL if positive else ()  # draft 4: read beside the bound
         bound = Decimal(value)
         if not numbers.fits(bound):
-            return self._refused(site, "the bound cannot be written out", Number)
+            return self._refused(site, "the bound cannot be written out", Number, final=bound.adjusted() > 0)
         exclusive = "exclusive" in keyword or site.schema.get("exclusive" + keyword.capitalize()) is True
         lower = "inimum" in keyword
         test = AtLeast(bound, exclusive) if lower else AtLeast(bound, not exclusive)
@@ -443,7 +441,7 @@ class Lowering:
         try:
             patterns.content_expression(site.value, self.spelling)
         except patterns.PatternRefused as error:
-            return self._refused(site, str(error), String)
+            return self._refused(site, str(error), String, final=positive)
         return (String(frozenset({(Pattern(site.value), positive)})), *(others(String) if positive else ()))
 
     def _format(self, site: _Site, positive: bool) -> Union:
@@ -550,11 +548,13 @@ class Lowering:
             rules.append((frozenset({(Pattern(pattern), True)}), self._sub(site, pattern)))
         if positive:
             seen = frozenset(Pattern(pattern) for pattern in site.value) if self._tracks else frozenset()
-            reason = "more than six tests tell the keys apart"
-            doubts = frozenset({self._refusal(site.place, site.keyword, reason)})
-            return (Object(rules=frozenset(rules), evaluated=seen, doubts=doubts), *others(Object))
+            return (Object(rules=frozenset(rules), evaluated=seen, doubts=self._many_tests(site)), *others(Object))
         refusal = self._refusal(site.place, site.keyword, "a key that breaks the rule cannot be asked for")
         return tuple(Object(some=frozenset({(tests, _opposite(child), refusal)})) for tests, child in rules)
+
+    def _many_tests(self, site: _Site) -> Residue:
+        """The doubt about a rule for keys."""
+        return frozenset({self._refusal(site.place, site.keyword, "more than six tests tell the keys apart")})
 
     def _additional_properties(self, site: _Site, positive: bool) -> Union:
         child = self._sub(site)
@@ -570,7 +570,8 @@ class Lowering:
                     return self._refused(site, f"{test.pattern!r} {error}", Object)
         if positive:
             seen = frozenset({Everything()}) if self._tracks else frozenset()
-            return (Object(rules=frozenset({(frozenset(tests), child)}), evaluated=seen), *others(Object))
+            rules = frozenset({(frozenset(tests), child)})
+            return (Object(rules=rules, evaluated=seen, doubts=self._many_tests(site)), *others(Object))
         refusal = self._refusal(site.place, site.keyword, "a key that breaks the rule cannot be asked for")
         return (Object(some=frozenset({(frozenset(tests), _opposite(child), refusal)})),)
 
@@ -578,7 +579,7 @@ class Lowering:
         child = self._sub(site)
         tests: Tests = frozenset({(Fits(child), False)})
         if positive:
-            return (Object(rules=frozenset({(tests, NONE)})), *others(Object))
+            return (Object(rules=frozenset({(tests, NONE)}), doubts=self._many_tests(site)), *others(Object))
         refusal = self._refusal(site.place, site.keyword, "a key that breaks the rule cannot be asked for")
         return (Object(some=frozenset({(tests, ANY, refusal)})),)
 
@@ -591,10 +592,7 @@ class Lowering:
 
     def _property_bound(self, site: _Site, positive: bool) -> Union:
         value = min(int(site.value), ENORMOUS)
-        refusal = self._refusal(
-            site.place, site.keyword, "keys may repeat, so they can only be counted where they are named"
-        )
-        counted = frozenset({refusal})
+        counted = frozenset({self._refusal(site.place, site.keyword, "the counts of keys multiply beyond the budget")})
         if (site.keyword == "minProperties") is positive:
             shape: Union = (Object(least=value if positive else value + 1, doubts=counted),)
         elif positive:
@@ -681,27 +679,7 @@ class Lowering:
         return unite(*found) if found else ()
 
     def _reference(self, site: _Site, positive: bool) -> Union:
-        if site.keyword == "$ref":
-            target = self._documents.resolve(site.place, site.value)
-        elif site.keyword == "$recursiveRef":
-            target = self._documents.resolve(site.place, site.value)
-            if self._documents.is_recursive(self._documents.resource(target)):
-                resource = next(uri for uri in (*site.scope, "") if self._documents.is_recursive(uri))
-                target = self._documents.root_of(resource)
-        else:
-            target = self._dynamic(site)
-        return self._expand(Is(target, site.scope), positive)
-
-    def _dynamic(self, site: _Site) -> Place:
-        target = self._documents.resolve(site.place, site.value)
-        name = site.value.partition("#")[2]
-        if self._documents.dynamic_anchor(self._documents.resource(target), name) != target:
-            return target
-        for resource in site.scope:
-            found = self._documents.dynamic_anchor(resource, name)
-            if found is not None:
-                return found
-        return target
+        return self._expand(target(self._documents, site.place, site.scope, site.keyword), positive)
 
     # What no other keyword has looked at
 
@@ -713,7 +691,7 @@ class Lowering:
             if isinstance(shape, Array) and site.keyword == "unevaluatedItems":
                 left = self._unevaluated_items(shape, child)
             elif isinstance(shape, Object) and site.keyword == "unevaluatedProperties":
-                left = self._unevaluated_properties(shape, child)
+                left = self._unevaluated_properties(shape, child, self._many_tests(site))
             left = self._settled(left)
             if left is not None:
                 found.append(left)
@@ -730,11 +708,11 @@ class Lowering:
         kind = Array if site.keyword == "unevaluatedItems" else Object
         return tuple(_marked(_forget(shape), frozenset({refusal})) for shape in union if isinstance(shape, kind))
 
-    def _unevaluated_properties(self, shape: Object, child: Child) -> Shape | None:
+    def _unevaluated_properties(self, shape: Object, child: Child, doubts: Residue) -> Shape | None:
         if Everything() in shape.evaluated:
             return shape
         tests: Tests = frozenset((test, False) for test in shape.evaluated)
-        rule = Object(rules=frozenset({(tests, child)}), evaluated=frozenset({Everything()}))
+        rule = Object(rules=frozenset({(tests, child)}), evaluated=frozenset({Everything()}), doubts=doubts)
         return meet(shape, rule, self.holds)
 
     def _unevaluated_items(self, shape: Array, child: Child) -> Array:
@@ -864,6 +842,30 @@ ANNOTATIONS = frozenset(
         "contentSchema",
     ]
 )
+
+
+def target(documents: Documents, place: Place, scope: tuple[str, ...], keyword: str) -> Is:
+    """Where `$ref`, `$dynamicRef` or `$recursiveRef` at a place leads; `scope` are the resources that a dynamic one
+    looks through. Raises `Unresolvable`."""
+    reference = documents.schema(place)[keyword]
+    found = documents.resolve(place, reference)
+    resource = documents.resource(found)
+    if keyword == "$recursiveRef" and documents.is_recursive(resource):
+        found = documents.root_of(next(uri for uri in (*scope, "") if documents.is_recursive(uri)))
+    elif keyword == "$dynamicRef":
+        name = reference.partition("#")[2]
+        if documents.dynamic_anchor(resource, name) == found:
+            places = (documents.dynamic_anchor(uri, name) for uri in scope)
+            found = next((place for place in places if place is not None), found)
+    return Is(found, scope)
+
+
+def scope_within(documents: Documents, place: Place, scope: tuple[str, ...]) -> tuple[str, ...]:
+    """The resources that dynamic references within a place look through, outermost first; only those in which one may
+    find what it does not find further out."""
+    resource = documents.resource(place)
+    known = frozenset().union(*map(documents.dynamic_names, scope))
+    return scope if documents.dynamic_names(resource) <= known else (*scope, resource)
 
 
 def _equal(value: Any, pointer: str) -> Child:

@@ -4,6 +4,7 @@ they mean. Nothing is fetched: documents are given, or the metaschemas that json
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -125,9 +126,10 @@ class Documents:
         """The place in a resource that a `$dynamicAnchor` names."""
         return self._anchors.get((resource, name)) if (resource, name) in self._dynamic else None
 
-    def is_dynamic(self, resource: str) -> bool:
-        """Whether a dynamic reference may find something in a resource."""
-        return resource in self._recursive or any(uri == resource for uri, _ in self._dynamic)
+    def dynamic_names(self, resource: str) -> frozenset[str]:
+        """What a dynamic reference may find in a resource: the names of its anchors, "" for `$recursiveAnchor`."""
+        names = frozenset(name for uri, name in self._dynamic if uri == resource)
+        return names | {""} if resource in self._recursive else names
 
     def is_recursive(self, resource: str) -> bool:
         """Whether a resource's root has `$recursiveAnchor: true`."""
@@ -144,12 +146,9 @@ class Documents:
         if document is None and address in self._remotes:
             return None
         if document is None:
-            if not re.match(r"https?://json-schema\.org/draft", address):
-                return None
-            try:
-                document = jsonschema_rs.Registry([]).resolver("").lookup(address).contents
-            except (jsonschema_rs.ReferencingError, ValueError):
-                return None
+            document = _metaschemas().get(address)
+        if document is None:
+            return None
         place = Place(address, "")
         self._drafts[address] = _declared(document, draft)
         self._resources[address] = place
@@ -217,6 +216,16 @@ class Documents:
         if draft == 2019 and value.get("$recursiveAnchor") is True:
             self._recursive.add(resource)
         return resource
+
+
+@functools.cache
+def _metaschemas() -> dict[str, Any]:
+    """The metaschemas of all drafts, and the vocabularies they refer to, by URI, as jsonschema-rs carries them."""
+    found: dict[str, Any] = {}
+    for uri in DRAFTS:
+        bundle: Any = jsonschema_rs.bundle({"$schema": uri, "allOf": [{"$ref": uri}]})
+        found |= bundle.get("$defs") or bundle["definitions"]
+    return found
 
 
 def _subschemas(value: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Any]]:

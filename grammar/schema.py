@@ -19,19 +19,14 @@ from specdec.grammar import lark
 from specdec.grammar.lowering import Lowering, ReferenceLoop, TooManyShapes, Verdict
 from specdec.grammar.references import DRAFTS, URIS, Documents, UnknownDraft, Unresolvable
 from specdec.grammar.refusal import refusal
-from specdec.grammar.shapes import Is
+from specdec.grammar.residue import VALIDATORS, TooManyRules, residue
+from specdec.grammar.rules import Rule
+from specdec.grammar.shapes import Is, Residue
 from specdec.grammar.spelling import PLAIN, Spelling
 
 Formats = Literal["assert", "annotate"]
 PRECISION = 1_000  # decimal digits: more than any bound that is taken
 
-VALIDATORS: dict[int, Any] = {
-    4: jsonschema_rs.Draft4Validator,
-    6: jsonschema_rs.Draft6Validator,
-    7: jsonschema_rs.Draft7Validator,
-    2019: jsonschema_rs.Draft201909Validator,
-    2020: jsonschema_rs.Draft202012Validator,
-}
 _OLD_KEYWORDS = ("additionalItems", "dependencies")
 NO_REMOTES: Mapping[str, object] = MappingProxyType({})
 
@@ -49,11 +44,14 @@ class Keyword:
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedSchema:
     """A schema ready for the backend: `text` is its grammar in llguidance's Lark notation, without the terminals of
-    `lark.structure`, under which keys that it does not name may repeat where it `has_open_keys`; `draft` is the URI of
-    its draft; `validator` judges whole values by the original schema."""
+    `lark.structure`, under which keys that it does not name may repeat where it `has_open_keys`, and run out where it
+    `has_tight_keys`; `residue` is what it leaves out otherwise; `draft` is the URI of the schema's draft, and
+    `validator` judges whole values by the schema as it came."""
 
     text: str
     has_open_keys: bool
+    has_tight_keys: bool
+    residue: Rule | None
     keywords: tuple[Keyword, ...]
     draft: str
     validator: Any
@@ -102,20 +100,26 @@ def prepare(
             lowering = Lowering(
                 documents, assert_formats=formats == "assert", tracks_evaluated=tracks, spelling=spelling
             )
-            text, has_open_keys = lark.write(lowering, frozenset({(Is(documents.root), True)}))
+            root = Is(documents.root)
+            written = lark.write(lowering, frozenset({(root, True)}))
+            unsaid = {refusal.pointer for refusal in written.unsaid}
+            rule = residue(documents, root, unsaid, assert_formats=formats == "assert")
     except (Unresolvable, ReferenceLoop) as error:
         raise _refused(str(error), "invalid_schema", lowering) from error
     except UnknownDraft as error:
         raise _refused(str(error), "unsupported_schema", lowering) from error
     except lark.Unsatisfiable as error:
         raise _refused("no value satisfies it", "unsatisfiable", lowering) from error
-    except (lark.TooLarge, TooManyShapes, RecursionError) as error:
+    except (lark.TooLarge, TooManyRules, TooManyShapes, RecursionError) as error:
         message = str(error) or "its alternatives multiply beyond the budget"
         message = "its references nest too deep" if isinstance(error, RecursionError) else message
         raise _refused(message, "too_large", lowering) from error
     except lark.Refused as error:
-        raise _refused(str(error), "unsupported_schema", lowering, error) from error
-    return PreparedSchema(text, has_open_keys, _keywords(lowering), URIS[draft], validator)
+        raise _refused(str(error), "unsupported_schema", lowering, frozenset(error.refusals)) from error
+    keywords = _keywords(lowering, written.unsaid)
+    return PreparedSchema(
+        written.text, written.has_open_keys, written.has_tight_keys, rule, keywords, URIS[draft], validator
+    )
 
 
 def check_schema(
@@ -183,12 +187,12 @@ def _refuse_to_fetch(uri: str) -> Any:
     raise ValueError(f"{uri} is not among the documents at hand, and nothing is fetched")
 
 
-def _keywords(lowering: Lowering | None, refused: lark.Refused | None = None) -> tuple[Keyword, ...]:
+def _keywords(lowering: Lowering | None, unsaid: Residue = frozenset()) -> tuple[Keyword, ...]:
     found = {} if lowering is None else dict(lowering.verdicts)
-    for item in () if refused is None else refused.refusals:
-        found[item.pointer] = (item.keyword, "refused", item.reason)
+    for item in unsaid:
+        found[item.pointer] = (item.keyword, "refused" if item.final else "checked", item.reason)
     return tuple(Keyword(pointer, *rest) for pointer, rest in sorted(found.items()))
 
 
-def _refused(message: str, code: str, lowering: Lowering | None, refused: lark.Refused | None = None) -> SchemaRefused:
-    return SchemaRefused(refusal("schema", message, code), _keywords(lowering, refused))
+def _refused(message: str, code: str, lowering: Lowering | None, unsaid: Residue = frozenset()) -> SchemaRefused:
+    return SchemaRefused(refusal("schema", message, code), _keywords(lowering, unsaid))

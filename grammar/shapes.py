@@ -52,11 +52,13 @@ NONE: Child = frozenset({(Never(), True)})
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A keyword that a shape leaves out, and why. The shape then allows too much."""
+    """A keyword that a shape leaves out, and why: the shape then allows too much. `final` where hardly any of that can
+    be completed to what the keyword allows, so a later check is no way out."""
 
     pointer: str
     keyword: str
     reason: str
+    final: bool = False
 
 
 Residue = frozenset[Refusal]

@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 ROWS_AT_ONCE = 16
+MAX_SUSPECTS = 32  # tokens of a row that are looked behind
+MAX_ROWS_AHEAD = 32  # for one of them
 
 
 class MatcherFailed(Exception):
@@ -233,9 +235,9 @@ class TreeConstraint:
         """What may follow `path`; None where the backend fails on a draft. Kept until the next `advance`."""
         if path not in self._rows:
             try:
-                row_W = self._ask(path, self._fill)
+                row_W = self._narrowed(path)
                 if self._narrowing is not None:
-                    self._narrowing.narrow(row_W, self._text(path))
+                    self._look_ahead(path, row_W, self._narrowing)
                 self._rows[path] = row_W
             except ConstraintError as error:
                 if not path:
@@ -243,6 +245,35 @@ class TreeConstraint:
                 logger.debug("a draft branch is cut: %s", error)
                 self._rows[path] = None
         return self._rows[path]
+
+    def _narrowed(self, path: tuple[int, ...]) -> NDArray[np.int32]:
+        """What the grammar allows after `path`, without what the narrowing forbids."""
+        row_W = self._ask(path, self._fill)
+        if self._narrowing is not None:
+            self._narrowing.narrow(row_W, self._text(path))
+        return row_W
+
+    def _look_ahead(self, path: tuple[int, ...], row_W: NDArray[np.int32], narrowing: Narrowing) -> None:
+        """Clear the bits of tokens after which nothing more would be allowed, as far as that is suspected and seen."""
+        suspects = narrowing.suspects(row_W, self._text(path))
+        for token in suspects[:MAX_SUSPECTS]:
+            if not self._leads_on((*path, token), narrowing, [MAX_ROWS_AHEAD]):
+                row_W.view(np.uint32)[token >> 5] &= 0xFFFFFFFF ^ 1 << (token & 31)
+
+    def _leads_on(self, path: tuple[int, ...], narrowing: Narrowing, rows_left: list[int]) -> bool:
+        """Whether something is allowed after `path` that does not lead to where nothing is. True where the rows to look
+        at run out, or the backend fails."""
+        if not rows_left[0]:
+            return True
+        rows_left[0] -= 1
+        try:
+            row_W = self._narrowed(path)
+        except ConstraintError:
+            return True
+        suspects = narrowing.suspects(row_W, self._text(path))
+        if int(np.bitwise_count(row_W.view(np.uint32)).sum()) > len(suspects):
+            return True
+        return any(self._leads_on((*path, token), narrowing, rows_left) for token in suspects)
 
     def _allowed(self, path: tuple[int, ...]) -> bool:
         """Whether every token of `path` has its bit in the row before it, and none is an end token."""

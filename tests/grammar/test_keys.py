@@ -10,8 +10,8 @@ import pytest
 from specdec.errors import ConstraintError
 from specdec.evals.structured import Times, replay_text
 from specdec.evals.vocabulary import byte_vocabulary
+from specdec.grammar.checker import Judge
 from specdec.grammar.json_text import JsonText
-from specdec.grammar.keys import Keys
 from specdec.grammar.narrowing import Narrowing, TokenTable
 from specdec.grammar.spec import JsonObject, JsonSchema, Spec
 from tests.grammar.schema_texts import accepts, allowed, compiled
@@ -68,8 +68,8 @@ def test_a_key_comes_once_in_each_object(text: str, right: bool) -> None:
 )
 def test_an_escape_is_the_character_that_it_spells(text: bytes) -> None:
     """Whatever a grammar lets keys be spelled like."""
-    table = TokenTable.of([bytes([byte]) for byte in range(256)], 8)
-    narrowing = Narrowing(table, Keys())
+    table = TokenTable.of([bytes([byte]) for byte in range(256)], np.zeros(8, np.int32))
+    narrowing = Narrowing(table, Judge(None).start())
     place = narrowing.start()
     last = text.rindex(b'"')
     for index, byte in enumerate(text):
@@ -106,7 +106,8 @@ def test_an_escape_is_the_character_that_it_spells(text: bytes) -> None:
 )
 def test_one_token_may_hold_whole_keys(pieces: list[str], right: bool) -> None:
     """The last piece is allowed exactly where no key comes twice."""
-    narrowing = Narrowing(TokenTable.of([piece.encode() for piece in pieces], 1), Keys())
+    table = TokenTable.of([piece.encode() for piece in pieces], np.zeros(1, np.int32))
+    narrowing = Narrowing(table, Judge(None).start())
     place: JsonText | None = narrowing.start()
     for token in range(len(pieces)):
         assert place is not None

@@ -121,21 +121,13 @@ def test_a_schema_is_read_as_the_draft_it_names_or_looks_like(schema: dict[str, 
         ({"$ref": "http://elsewhere.example/x"}, "unsupported_schema", "nothing is fetched"),
         ({"$schema": "http://json-schema.org/draft-03/schema#"}, "unsupported_schema", "/$schema"),
         ({"properties": {"a": {"minLength": "x"}}}, "invalid_schema", "/properties/a/minLength"),
-        ({"properties": {"a": {"uniqueItems": True}}}, "unsupported_schema", "/properties/a/uniqueItems"),
         ({"items": {"pattern": r"\bx"}}, "unsupported_schema", "/items/pattern"),
-        ({"patternProperties": {"(?=x)y": {}}}, "unsupported_schema", "/patternProperties"),
-        ({"type": "object", "minProperties": 2}, "unsupported_schema", "/minProperties"),
-        ({"items": {"type": "number", "not": {"multipleOf": 3}}}, "unsupported_schema", "/items/not/multipleOf"),
-        ({"contains": {"const": 1}, "minContains": 5000}, "unsupported_schema", "/contains"),
-        ({"format": "regex"}, "unsupported_schema", "/format"),
-        ({"multipleOf": 123457}, "unsupported_schema", "/multipleOf"),
         (False, "unsatisfiable", "no value"),
         ({"enum": []}, "unsatisfiable", "no value"),
         ({"type": "integer", "minimum": 3, "maximum": 2}, "unsatisfiable", "no value"),
         ({"type": "string", "pattern": "^a{3}$", "maxLength": 2}, "unsatisfiable", "no value"),
         ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "unsatisfiable", "no value"),
         ({"const": "a", "type": "integer"}, "unsatisfiable", "no value"),
-        ({"allOf": [{"anyOf": [{"required": [f"a{i}{j}"]} for j in range(4)]} for i in range(9)]}, "", "multipl"),
         ({"type": "array", "uniqueItems": True, "maxItems": 1}, None, ""),
         ({"type": "integer", "uniqueItems": True, "pattern": r"\b"}, None, ""),
     ],
@@ -148,7 +140,7 @@ def test_what_cannot_be_enforced_is_refused_with_its_pointer(schema: Any, code: 
     with pytest.raises(InvalidRequest) as caught:
         prepare(json.dumps(schema))
     assert caught.value.param == "schema"
-    assert caught.value.code == code or (not code and caught.value.code in ("too_large", "unsupported_schema"))
+    assert caught.value.code == code
     assert words in caught.value.message
     assert len(caught.value.message) <= 300
 
@@ -167,5 +159,5 @@ def test_every_keyword_gets_a_verdict() -> None:
     assert verdicts["/type"] == ("enforced", "")
     assert verdicts["/properties/a/format"] == ("annotation", "an unknown format")
     assert verdicts["/properties/b/not"][0] == "rewritten"
-    assert verdicts["/properties/b/uniqueItems"][0] == "refused"
-    assert (report.compiled, report.code) == (False, "unsupported_schema")
+    assert verdicts["/properties/b/uniqueItems"][0] == "checked"
+    assert (report.compiled, report.code) == (True, "")

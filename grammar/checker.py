@@ -1,0 +1,624 @@
+"""A watcher of JSON text that keeps what rules say of the value so far: true, false whatever follows, or still open.
+It forbids what makes the whole value false, and every key that an object has already. Knows no grammar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+from specdec.grammar.json_text import Kind, Scalar
+from specdec.grammar.rules import Canonical, Rule, canonical
+from specdec.grammar.shapes import found_in
+
+# What is known of a value that is not complete: None while what follows decides.
+Verdict = bool | None
+
+MAX_REMEMBERED = 4_096  # names of keys a layout
+_KINDS = ("null", "boolean", "number", "string", "array", "object")
+_KIND_NAMES = {Kind.OBJECT: "object", Kind.ARRAY: "array", Kind.STRING: "string", Kind.NUMBER: "number"}
+
+
+def holds(rule: Rule, value: Scalar) -> bool:
+    """Whether a scalar is what a rule asks for."""
+    kind = _kind_of(value)
+    if rule.kinds is not None and kind not in rule.kinds:
+        whole = isinstance(value, Decimal) and value == value.to_integral_value()
+        if not (whole and "integer" in rule.kinds):
+            return False
+    if rule.listed is not None and canonical(value) not in rule.listed:
+        return False
+    if isinstance(value, Decimal) and not all(test(value) for test in rule.number_tests):
+        return False
+    if isinstance(value, str) and not all(test(value) for test in rule.string_tests):
+        return False
+    return _combined(rule, lambda inner: holds(inner, value)) is True
+
+
+def _begun(rule: Rule, kind: str) -> Verdict:
+    """What a rule says of a value of which no more than its kind is known."""
+    verdict: Verdict = None if kind in ("object", "array") else True
+    if rule.kinds is not None and kind not in rule.kinds:
+        if not (kind == "number" and "integer" in rule.kinds):
+            return False
+        verdict = None
+    if rule.listed is not None:
+        if not any(_kind_of(value) == kind for value in rule.listed):
+            return False
+        verdict = None
+    if (rule.number_tests and kind == "number") or (rule.string_tests and kind == "string"):
+        verdict = None
+    return _and(verdict, _combined(rule, lambda inner: _begun(inner, kind)))
+
+
+def _unknown(rule: Rule) -> Verdict:
+    """What a rule says of a value of which nothing is known."""
+    verdicts = {_begun(rule, kind) for kind in _KINDS}
+    return verdicts.pop() if len(verdicts) == 1 else None
+
+
+def _kind_of(value: Scalar | Canonical) -> str:
+    """The type of a scalar, or of the canonical form of one."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool | tuple):
+        return "boolean"
+    return "string" if isinstance(value, str) else "number"
+
+
+def _combined(rule: Rule, of: Callable[[Rule], Verdict]) -> Verdict:
+    """What a rule says by the rules for the same value that it is made of; `of` gives the verdict of each."""
+    verdict: Verdict = True
+    for inner in rule.all_of:
+        verdict = _and(verdict, of(inner))
+        if verdict is False:
+            return False
+    for options in rule.any_of:
+        found: Verdict = False
+        for inner in options:
+            found = _or(found, of(inner))
+        verdict = _and(verdict, found)
+    if rule.one_of is not None:
+        verdicts = [of(inner) for inner in rule.one_of]
+        found = verdicts.count(True) == 1 if None not in verdicts else None
+        verdict = _and(verdict, False if verdicts.count(True) > 1 else found)
+    if rule.negated is not None:
+        verdict = _and(verdict, _not(of(rule.negated)))
+    if rule.condition is not None and (rule.then is not None or rule.otherwise is not None):
+        condition = of(rule.condition)
+        then = True if rule.then is None else of(rule.then)
+        otherwise = True if rule.otherwise is None else of(rule.otherwise)
+        found = then if condition else otherwise if condition is False else then if then is otherwise else None
+        verdict = _and(verdict, found)
+    return verdict
+
+
+def _and(first: Verdict, second: Verdict) -> Verdict:
+    if first is False or second is False:
+        return False
+    return None if first is None or second is None else True
+
+
+def _or(first: Verdict, second: Verdict) -> Verdict:
+    if first is True or second is True:
+        return True
+    return None if first is None or second is None else False
+
+
+def _not(verdict: Verdict) -> Verdict:
+    return None if verdict is None else not verdict
+
+
+class Links:
+    """What the rules at a container ask of one of its keys or items. Sets of rules are bits, by their places there.
+
+    `attached` are the rules of the child; `asked[place]` says which of them the rule at a place asks for, `contained`
+    and `unevaluated` which one it counts or asks of what nobody looks at. `seen_by` look at the child, and `unnamed`
+    are false because of the key itself.
+    """
+
+    __slots__ = ("_unknown", "asked", "attached", "begun", "contained", "seen_by", "unevaluated", "unnamed")
+
+    def __init__(self) -> None:
+        self.attached: tuple[Rule, ...] = ()
+        self.asked: dict[int, tuple[int, ...]] = {}
+        self.contained: dict[int, int] = {}
+        self.unevaluated: dict[int, int] = {}
+        self.seen_by = 0
+        self.unnamed = 0
+        self.begun: dict[Kind, tuple[Verdict, ...]] = {}
+        self._unknown: tuple[Verdict, ...] | None = None
+
+    @property
+    def unknown(self) -> tuple[Verdict, ...]:
+        """What the attached rules say of a child before it begins."""
+        if self._unknown is None:
+            self._unknown = tuple(map(_unknown, self.attached))
+        return self._unknown
+
+    def attach(self, rule: Rule) -> int:
+        """Where the rule stands among those attached."""
+        if rule not in self.attached:
+            self.attached += (rule,)
+        return self.attached.index(rule)
+
+
+class Layout:
+    """The rules that are judged at one container: `attached` ones at the places `own`, and all that these are made of,
+    inner ones first. Shared by all containers with the same rules."""
+
+    __slots__ = (
+        "_item_links",
+        "_key_links",
+        "_rules_after",
+        "counting",
+        "is_object",
+        "never",
+        "own",
+        "place",
+        "rules",
+        "tracks",
+        "unique",
+    )
+
+    def __init__(self, attached: tuple[Rule, ...], is_object: bool) -> None:
+        self.is_object = is_object
+        self.rules = _inner_first(attached)
+        self.place = {rule: place for place, rule in enumerate(self.rules)}
+        self.own = tuple(self.place[rule] for rule in attached)
+        kind = "object" if is_object else "array"
+        self.never = tuple(
+            (rule.kinds is not None and kind not in rule.kinds) or rule.listed is not None for rule in self.rules
+        )
+        self.unique = not is_object and any(rule.unique for rule in self.rules)
+        self.counting = {p: at for at, p in enumerate(p for p, rule in enumerate(self.rules) if rule.contained)}
+        self.tracks = any(
+            (rule.unevaluated_properties if is_object else rule.unevaluated_items) is not None for rule in self.rules
+        )
+        self._rules_after = max((max(len(rule.prefix), rule.items_from) for rule in self.rules), default=0)
+        self._item_links: dict[int, Links] = {}
+        self._key_links: dict[str, Links] = {}
+
+    def item(self, index: int) -> Links:
+        """What is asked of an item of an array."""
+        index = min(index, self._rules_after)
+        if index not in self._item_links:
+            self._item_links[index] = self._of_item(index)
+        return self._item_links[index]
+
+    def key(self, name: str) -> Links:
+        """What is asked of a key of an object."""
+        if name not in self._key_links:
+            if len(self._key_links) >= MAX_REMEMBERED:
+                self._key_links.clear()
+            self._key_links[name] = self._of_key(name)
+        return self._key_links[name]
+
+    def _of_item(self, index: int) -> Links:
+        links = Links()
+        for place, rule in enumerate(self.rules):
+            if index < len(rule.prefix):
+                asked, seen = rule.prefix[index], True
+            else:
+                asked, seen = (rule.items, rule.sees_items) if index >= rule.items_from else (None, False)
+            if asked is not None:
+                links.asked[place] = (links.attach(asked),)
+            if seen and rule.looks:
+                links.seen_by |= 1 << place
+            if rule.contained is not None:
+                links.contained[place] = links.attach(rule.contained)
+            if rule.unevaluated_items is not None:
+                links.unevaluated[place] = links.attach(rule.unevaluated_items)
+        return links
+
+    def _of_key(self, name: str) -> Links:
+        links = Links()
+        for place, rule in enumerate(self.rules):
+            matching = [inner for pattern, inner in rule.patterns if found_in(pattern, name)]
+            asked = [rule.properties.get(name), *matching]
+            if rule.additional is not None and rule.is_additional(name):
+                asked.append(rule.additional)
+            places = tuple(dict.fromkeys(links.attach(inner) for inner in asked if inner is not None))
+            if places:
+                links.asked[place] = places
+            if rule.looks and (rule.sees_keys or matching or name in rule.properties):
+                links.seen_by |= 1 << place
+            if rule.names is not None and not holds(rule.names, name):
+                links.unnamed |= 1 << place
+            if rule.unevaluated_properties is not None:
+                links.unevaluated[place] = links.attach(rule.unevaluated_properties)
+        return links
+
+
+def _inner_first(attached: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    found: dict[Rule, None] = {}
+
+    def visit(rule: Rule) -> None:
+        if rule not in found:
+            for inner in rule.inner():
+                visit(inner)
+            found[rule] = None
+
+    for rule in attached:
+        visit(rule)
+    return tuple(found)
+
+
+class Judge:
+    """The layouts of all containers under one root rule."""
+
+    __slots__ = ("_layouts", "root")
+
+    def __init__(self, rule: Rule | None) -> None:
+        self.root = Links()
+        if rule is not None:
+            self.root.attach(rule)
+        self._layouts: dict[tuple[tuple[Rule, ...], bool], Layout] = {}
+
+    def layout(self, attached: tuple[Rule, ...], is_object: bool) -> Layout:
+        """The layout of a container with these rules."""
+        key = (attached, is_object)
+        if key not in self._layouts:
+            self._layouts[key] = Layout(attached, is_object)
+        return self._layouts[key]
+
+    def start(self) -> Checker:
+        """The beginning of a text."""
+        return Checker(self, None, self.layout((), False))
+
+
+_NO_KEYS: frozenset[str] = frozenset()
+_NO_VALUES: frozenset[Canonical] = frozenset()
+
+
+class Checker:
+    """The innermost open container and, through `outer`, those around it; the outermost holds the text's one value.
+
+    `count` items, or keys; the `name` of the last key and, until its value is complete, its `links`; `more`: a comma
+    asks for another. `bad` rules, as bits, are those that a child has made false; `hits` the items that count, for each
+    counting rule; `loose`, for children that somebody must look at, who has and whom it makes false otherwise; `seen`
+    the items, and whether one was `repeated`. Where it `records`, `parts` are the values so far, the last one first.
+    """
+
+    __slots__ = (
+        "_judge",
+        "_verdicts",
+        "bad",
+        "count",
+        "hits",
+        "keys",
+        "layout",
+        "links",
+        "loose",
+        "more",
+        "name",
+        "outer",
+        "parts",
+        "records",
+        "repeated",
+        "seen",
+    )
+
+    def __init__(self, judge: Judge, outer: Checker | None, layout: Layout) -> None:
+        self._judge = judge
+        self.outer = outer
+        self.layout = layout
+        self.keys = _NO_KEYS
+        self.count = 0
+        self.name = ""
+        self.links: Links | None = None
+        self.more = False
+        self.bad = 0
+        self.hits: tuple[int, ...] = (0,) * len(layout.counting)
+        self.loose: tuple[tuple[int, int], ...] = ()
+        self.seen = _NO_VALUES
+        self.repeated = False
+        self.records: bool = layout.unique or (outer is not None and outer.records)
+        self.parts: Any = None
+        self._verdicts: dict[tuple[tuple[Verdict, ...] | None, bool], tuple[Verdict, ...]] = {}
+
+    # Events
+
+    def begins(self, kind: Kind) -> Checker | None:
+        """See `Watcher.begins`."""
+        links = self._links()
+        if kind is Kind.OBJECT or kind is Kind.ARRAY:
+            layout = self._judge.layout(links.attached, kind is Kind.OBJECT)
+            child = Checker(self._judge, self, layout)
+            return child if child._may_be(None) else None
+        if kind not in links.begun:
+            links.begun[kind] = tuple(_begun(rule, _KIND_NAMES[kind]) for rule in links.attached)
+        return self if self._may_be(links.begun[kind]) else None
+
+    def key(self, name: str) -> Checker | None:
+        """See `Watcher.key`."""
+        if name in self.keys:
+            return None
+        after = self._copy()
+        after.keys = self.keys | {name}
+        after.count += 1
+        after.more = False
+        after.name = name
+        after.links = self.layout.key(name)
+        after.bad |= after.links.unnamed
+        return after if after._may_be(after.links.unknown) else None
+
+    def scalar(self, value: Scalar) -> Checker | None:
+        """See `Watcher.scalar`."""
+        results = tuple(holds(rule, value) for rule in self._links().attached)
+        after = self._with_child(results, canonical(value) if self.records else None)
+        return after if after._may_be(None) else None
+
+    def closes(self) -> Checker | None:
+        """See `Watcher.closes`."""
+        assert self.outer is not None
+        results = self._judged(None, True)
+        assert None not in results
+        value = self._recorded() if self.outer.records else None
+        after = self.outer._with_child(results, value)
+        return after if after._may_be(None) else None
+
+    def continues(self) -> Checker | None:
+        """See `Watcher.continues`."""
+        after = self._copy()
+        after.more = True
+        if not self.layout.rules:
+            return after
+        item = None if self.layout.is_object else after._links().unknown
+        return after if after._may_be(item) else None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is asked of what stands in the innermost container."""
+        return not (self._judge.root.attached if self.outer is None else self.layout.rules)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether anything is asked of the text at all, so that the end of an idle container may matter."""
+        return bool(self._judge.root.attached)
+
+    # What has been written
+
+    def _copy(self) -> Checker:
+        copy = Checker.__new__(Checker)
+        copy._judge = self._judge
+        copy.outer = self.outer
+        copy.layout = self.layout
+        copy.keys = self.keys
+        copy.count = self.count
+        copy.name = self.name
+        copy.links = self.links
+        copy.more = self.more
+        copy.bad = self.bad
+        copy.hits = self.hits
+        copy.loose = self.loose
+        copy.seen = self.seen
+        copy.repeated = self.repeated
+        copy.records = self.records
+        copy.parts = self.parts
+        copy._verdicts = {}
+        return copy
+
+    def _links(self) -> Links:
+        """What is asked of the value that is next, or open."""
+        if self.outer is None:
+            return self._judge.root
+        if self.links is not None:
+            return self.links
+        return self.layout.item(self.count)
+
+    def _with_child(self, results: tuple[Verdict, ...], value: Canonical) -> Checker:
+        """The container with one more child, of which its attached rules say `results`."""
+        links = self._links()
+        after = self._copy()
+        after.links = None
+        after.more = False
+        if self.outer is None:
+            after.bad = int(False in results)
+            return after
+        if not self.layout.is_object:
+            after.count += 1
+        if self.records:
+            after.parts = (self.parts, (self.name, value) if self.layout.is_object else value)
+        for place, children in links.asked.items():
+            if any(results[child] is False for child in children):
+                after.bad |= 1 << place
+        seen_by = links.seen_by
+        if links.contained:
+            hits = list(self.hits)
+            for place, child in links.contained.items():
+                if results[child]:
+                    hits[self.layout.counting[place]] += 1
+                    if self.layout.rules[place].sees_contained:
+                        seen_by |= 1 << place
+            after.hits = tuple(hits)
+        failing = sum(1 << place for place, child in links.unevaluated.items() if results[child] is False)
+        if failing:
+            after.loose = (*self.loose, (seen_by, failing))
+        if self.layout.unique:
+            after.repeated = self.repeated or value in self.seen
+            after.seen = self.seen | {value}
+        return after
+
+    def _recorded(self) -> Canonical:
+        """The value of a container that is complete."""
+        found = []
+        parts = self.parts
+        while parts is not None:
+            parts, part = parts
+            found.append(part)
+        return ("{", frozenset(found)) if self.layout.is_object else ("[", *reversed(found))
+
+    # What it means
+
+    def _may_be(self, child: tuple[Verdict, ...] | None) -> bool:
+        """Whether the whole value may still be true, where this is known of the open child, if there is one."""
+        container = self
+        while container.outer is not None:
+            if not container.layout.rules:
+                return True  # nobody asks: what has been true before still is
+            child = container._judged(child, False)
+            container = container.outer
+        return not container.bad and (child is None or False not in child)
+
+    def _judged(self, child: tuple[Verdict, ...] | None, closed: bool) -> tuple[Verdict, ...]:
+        """What the attached rules say of the container, with what is known of the open child."""
+        key = (child, closed)
+        if key not in self._verdicts:
+            verdicts: list[Verdict] = []
+            for place, rule in enumerate(self.layout.rules):
+                verdicts.append(self._verdict(place, rule, verdicts, child, closed))
+            self._verdicts[key] = tuple(verdicts[place] for place in self.layout.own)
+        return self._verdicts[key]
+
+    def _verdict(
+        self,
+        place: int,
+        rule: Rule,
+        verdicts: list[Verdict],
+        child: tuple[Verdict, ...] | None,
+        closed: bool,
+    ) -> Verdict:
+        """What one rule says; `verdicts` are those of the rules before it."""
+        if self.layout.never[place] or self.bad >> place & 1:
+            return False
+        verdict = self._of_child(place, child)
+        if verdict is not False:
+            own = self._of_keys(rule, closed) if self.layout.is_object else self._of_items(place, rule, child, closed)
+            verdict = _and(verdict, own)
+        if verdict is not False:
+            verdict = _and(verdict, _combined(rule, lambda inner: verdicts[self.layout.place[inner]]))
+        if verdict is not False and self.layout.is_object:
+            for name, inner in rule.dependent_rules:
+                if name in self.keys:
+                    verdict = _and(verdict, verdicts[self.layout.place[inner]])
+                elif not closed and verdicts[self.layout.place[inner]] is not True:
+                    verdict = _and(verdict, None)
+        if verdict is not False and self.layout.tracks:
+            verdict = _and(verdict, self._of_what_is_left(place, rule, verdicts, child, closed))
+        return verdict
+
+    def _of_child(self, place: int, child: tuple[Verdict, ...] | None) -> Verdict:
+        """What a rule says of the open child alone."""
+        if child is None:
+            return True
+        verdict: Verdict = True
+        for index in self._links().asked.get(place, ()):
+            verdict = _and(verdict, child[index])
+        return verdict
+
+    def _of_keys(self, rule: Rule, closed: bool) -> Verdict:
+        """What a rule says of the keys of an object."""
+        count = self.count + self.more
+        missing = sum(name not in self.keys for name in rule.required)
+        if rule.most_keys is not None and count + missing - (self.more and missing > 0) > rule.most_keys:
+            return False
+        if missing or count < rule.least_keys:
+            return False if closed else None
+        verdict: Verdict = True
+        if not closed:
+            more_asked = rule.patterns or rule.additional is not None or rule.names is not None
+            if (
+                more_asked
+                or rule.most_keys is not None
+                or any(inner is not None and name not in self.keys for name, inner in rule.properties.items())
+            ):
+                verdict = None
+        for name, needed in rule.dependent:
+            if name in self.keys:
+                if any(other not in self.keys for other in needed):
+                    return False if closed else None
+            elif not closed:
+                verdict = None
+        return verdict
+
+    def _of_items(self, place: int, rule: Rule, child: tuple[Verdict, ...] | None, closed: bool) -> Verdict:
+        """What a rule says of how many items there are, and which."""
+        count = self.count + (child is not None or self.more)
+        if rule.most_items is not None and count > rule.most_items:
+            return False
+        if rule.unique and self.repeated:
+            return False
+        verdict: Verdict = True
+        if count < rule.least_items:
+            if closed:
+                return False
+            verdict = None
+        if rule.contained is not None:
+            verdict = _and(verdict, self._of_hits(place, rule, child, closed))
+        if not closed:
+            asked = rule.items is not None or any(inner is not None for inner in rule.prefix[self.count :])
+            if asked or rule.unique or rule.most_items is not None:
+                verdict = _and(verdict, None)
+        return verdict
+
+    def _of_hits(self, place: int, rule: Rule, child: tuple[Verdict, ...] | None, closed: bool) -> Verdict:
+        """What a rule says of how many items count."""
+        hits = self.hits[self.layout.counting[place]]
+        hit = False if child is None else child[self._links().contained[place]]
+        if rule.most_contained is not None and hits + (hit is True) > rule.most_contained:
+            return False
+        if hits + (hit is True) < rule.least_contained:
+            room = (
+                None if rule.most_items is None else rule.most_items - self.count - (hit is False and child is not None)
+            )
+            if closed or (room is not None and hits + room < rule.least_contained):
+                return False
+            return None
+        return True if closed or rule.most_contained is None else None
+
+    def _of_what_is_left(
+        self,
+        place: int,
+        rule: Rule,
+        verdicts: list[Verdict],
+        child: tuple[Verdict, ...] | None,
+        closed: bool,
+    ) -> Verdict:
+        """What a rule says of the items or keys that no other one has looked at."""
+        inner = rule.unevaluated_properties if self.layout.is_object else rule.unevaluated_items
+        if inner is None:
+            return True
+        verdict: Verdict = True if closed else None
+        loose = list(self.loose)
+        if child is not None:
+            links = self._links()
+            if child[links.unevaluated[place]] is False and not links.contained:
+                loose.append((links.seen_by, 1 << place))
+        for seen_by, failing in loose:
+            if failing >> place & 1:
+                verdict = _and(verdict, self._sees(rule, seen_by, verdicts, closed))
+        return verdict
+
+    def _sees(self, rule: Rule, seen_by: int, verdicts: list[Verdict], closed: bool) -> Verdict:
+        """Whether a rule, or one that holds and that it is made of, has looked at a child."""
+        place = self.layout.place
+        if seen_by >> place[rule] & 1:
+            return True
+
+        def both(inner: Rule) -> Verdict:
+            holding = verdicts[place[inner]]
+            if holding is False:
+                return False
+            looks_at_rest = (
+                inner.unevaluated_properties if self.layout.is_object else inner.unevaluated_items
+            ) is not None
+            return _and(holding, True if looks_at_rest else self._sees(inner, seen_by, verdicts, closed))
+
+        found: Verdict = False
+        for inner in (*rule.all_of, *(option for options in rule.any_of for option in options), *(rule.one_of or ())):
+            found = _or(found, both(inner))
+        if rule.condition is not None:
+            condition = verdicts[place[rule.condition]]
+            found = _or(found, both(rule.condition))
+            if rule.then is not None:
+                found = _or(found, _and(condition, both(rule.then)))
+            if rule.otherwise is not None:
+                found = _or(found, _and(_not(condition), both(rule.otherwise)))
+        for name, inner in rule.dependent_rules:
+            if name in self.keys:
+                found = _or(found, both(inner))
+            elif not closed:
+                found = _or(found, _and(None, both(inner)))
+        return found

@@ -1,0 +1,149 @@
+"""What a schema asks of a value, by the type of the value: rules, whose keywords are resolved and whose references lead
+to other rules, so they may form circles. Knows no grammar and no text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from typing import Any
+
+# A value as something that equals exactly what equals it in JSON: 1 is 1.0, and true is neither.
+Canonical = None | str | Decimal | tuple[Any, ...]
+
+
+class Rule:
+    """What one schema asks of one value, by type; what it does not ask for is neutral. Written once, then shared.
+
+    `kinds` are the names of types, None for all, and `listed` the scalars of an enum. `prefix` and `items` (from index
+    `items_from` on) hold a rule an item, None where nothing is asked; `properties` and `patterns` a rule a key, and
+    `additional` is for the keys that pass `is_additional`. Of each list in `any_of` one must hold. Where it
+    `looks` at items and keys, those that it asks for and those of `sees_...` are evaluated for the rules around it.
+    """
+
+    __slots__ = (
+        "additional",
+        "all_of",
+        "any_of",
+        "condition",
+        "contained",
+        "dependent",
+        "dependent_rules",
+        "is_additional",
+        "items",
+        "items_from",
+        "kinds",
+        "least_contained",
+        "least_items",
+        "least_keys",
+        "listed",
+        "looks",
+        "most_contained",
+        "most_items",
+        "most_keys",
+        "names",
+        "negated",
+        "number_tests",
+        "one_of",
+        "otherwise",
+        "patterns",
+        "prefix",
+        "properties",
+        "required",
+        "sees_contained",
+        "sees_items",
+        "sees_keys",
+        "string_tests",
+        "then",
+        "unevaluated_items",
+        "unevaluated_properties",
+        "unique",
+    )
+
+    def __init__(self) -> None:
+        self.kinds: frozenset[str] | None = None
+        self.listed: frozenset[Canonical] | None = None
+        self.number_tests: tuple[Callable[[Decimal], bool], ...] = ()
+        self.string_tests: tuple[Callable[[str], bool], ...] = ()
+
+        self.looks = True
+        self.prefix: tuple[Rule | None, ...] = ()
+        self.items: Rule | None = None
+        self.items_from = 0
+        self.least_items = 0
+        self.most_items: int | None = None
+        self.contained: Rule | None = None
+        self.least_contained = 0
+        self.most_contained: int | None = None
+        self.unique = False
+        self.sees_items = False
+        self.sees_contained = False
+        self.unevaluated_items: Rule | None = None
+
+        self.properties: dict[str, Rule | None] = {}
+        self.patterns: tuple[tuple[str, Rule | None], ...] = ()
+        self.additional: Rule | None = None
+        self.is_additional: Callable[[str], bool] = lambda name: True
+        self.names: Rule | None = None
+        self.required: tuple[str, ...] = ()
+        self.least_keys = 0
+        self.most_keys: int | None = None
+        self.dependent: tuple[tuple[str, tuple[str, ...]], ...] = ()
+        self.sees_keys = False
+        self.unevaluated_properties: Rule | None = None
+
+        self.all_of: tuple[Rule, ...] = ()
+        self.any_of: tuple[tuple[Rule, ...], ...] = ()
+        self.one_of: tuple[Rule, ...] | None = None
+        self.negated: Rule | None = None
+        self.condition: Rule | None = None
+        self.then: Rule | None = None
+        self.otherwise: Rule | None = None
+        self.dependent_rules: tuple[tuple[str, Rule], ...] = ()
+
+    def inner(self) -> Iterator[Rule]:
+        """The rules for the same value that this one is made of."""
+        yield from self.all_of
+        for options in self.any_of:
+            yield from options
+        yield from self.one_of or ()
+        yield from (rule for rule in (self.negated, self.condition, self.then, self.otherwise) if rule is not None)
+        yield from (rule for _, rule in self.dependent_rules)
+
+
+NEVER = Rule()
+NEVER.kinds = frozenset()
+
+
+def canonical(value: Any) -> Canonical:
+    """A value that `read_json` has read."""
+    match value:
+        case bool():
+            return ("true",) if value else ("false",)
+        case int():
+            return Decimal(value)
+        case list():
+            return ("[", *map(canonical, value))
+        case dict():
+            return ("{", frozenset((name, canonical(item)) for name, item in value.items()))
+    return value  # type: ignore[no-any-return]
+
+
+def equal(value: Any) -> Rule:
+    """What one value is and no other."""
+    rule = Rule()
+    rule.looks = False
+    if isinstance(value, list):
+        rule.kinds = frozenset({"array"})
+        rule.prefix = tuple(map(equal, value))
+        rule.least_items = rule.most_items = len(value)
+    elif isinstance(value, dict):
+        rule.kinds = frozenset({"object"})
+        rule.properties = {name: equal(item) for name, item in value.items()}
+        rule.required = tuple(value)
+        rule.additional = NEVER
+        rule.is_additional = lambda name: name not in value
+        rule.most_keys = len(value)
+    else:
+        rule.listed = frozenset({canonical(value)})
+    return rule
