@@ -357,7 +357,7 @@ class Lowering:
                     Object(((name, _opposite(_equal(item, pointer))),), required=(name,))
                     for name, item in value.items()
                 ]
-                refusal = Refusal(pointer, "const", "an object of more keys is another value")
+                refusal = Refusal(pointer, pointer.rpartition("/")[2], "an object of more keys is another value")
                 found.append(Object(some=frozenset({(frozenset({(Among(frozenset(names)), False)}), ANY, refusal)})))
                 return (*found, *others(Object))
         raise AssertionError(value)

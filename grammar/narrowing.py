@@ -50,8 +50,7 @@ class TokenTable:
         for token, data in enumerate(spelled):
             if b'"' in data:
                 has_NV[: min(data.count(b'"'), MAX_QUOTES), token] = True
-            if b"}" in data or b"]" in data:
-                has_NV[MAX_QUOTES, token] = True
+            has_NV[MAX_QUOTES, token] = b"}" in data or b"]" in data
         words_NW = np.packbits(has_NV, axis=1, bitorder="little").view(np.int32)
         ids: dict[bytes, tuple[int, ...]] = {}
         for token, data in enumerate(spelled):

@@ -229,7 +229,7 @@ class _Reader:
             raise refusal(self.param, f"{pointer}/json_schema: {error.message}", error.code) from error
         checked = [keyword.pointer for keyword in prepared.keywords if keyword.verdict == "checked"]
         if checked:
-            message = f"{pointer}/json_schema{checked[0]}: the grammar of a tag cannot say what this keyword asks for"
+            message = f"{pointer}/json_schema: {checked[0]}: the grammar of a tag cannot say what this keyword asks for"
             raise refusal(self.param, message, "unsupported_schema")
         self.schemas.append((prepared, whitespace))
         return Json(len(self.schemas) - 1)
