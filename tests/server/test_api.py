@@ -190,7 +190,7 @@ async def test_a_prediction_that_is_of_no_use_is_refused(client: httpx.AsyncClie
         answer = await other.post("/v1/chat/completions", json={"messages": MESSAGES, "prediction": prediction})
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == "prediction"
-        assert "without drafts" in answer.json()["error"]["message"]
+        assert "no drafter of this engine" in answer.json()["error"]["message"]
 
 
 async def test_a_request_may_choose_drafters_and_limit_them(drafting: httpx.AsyncClient) -> None:
@@ -425,7 +425,7 @@ async def test_what_a_structural_tag_cannot_say_is_refused_by_its_pointer(client
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert (error["param"], error["code"]) == ("response_format", "unsupported_schema")
-    assert "/format/content/json_schema: " in error["message"]
+    assert "/format/content/json_schema/properties/a/not/format: " in error["message"]
     assert "/properties/a/not/format" in error["message"]
 
 
