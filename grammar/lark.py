@@ -568,9 +568,9 @@ class _Writer:
         names.update(dict.fromkeys(shape.required))
         rules = [(tests, child) for tests, child in shape.rules if child != ANY]
         conditions = [tests for tests, _ in rules] + [tests for tests, _, _ in shape.some]
-        for tests in conditions:
-            for test, _ in sorted(tests, key=repr):
-                names.update(dict.fromkeys(sorted(self._listed(test) or (), key=self._mention)))
+        # Conditions stand in no order, and what is written must not depend on how sets are.
+        listed = {name for tests in conditions for test, _ in tests for name in self._listed(test) or ()}
+        names.update(dict.fromkeys(sorted(listed, key=self._mention)))
         named = [(name, child_of(shape, name, self._lowering.holds)) for name in names]
         return _Keys(tuple(named), tuple(self._cells(shape, _Keys(tuple(named), ()), frozenset())))
 

@@ -349,6 +349,8 @@ class Lowering:
                 return (*found, *others(Array))
             case dict():
                 names = tuple(value)
+                for name in names:
+                    self.mentioned.setdefault(name, len(self.mentioned))
                 if positive:
                     named = tuple((name, _equal(item, pointer)) for name, item in value.items())
                     return (Object(named, frozenset({(frozenset(), NONE)}), names, len(names)),)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -219,3 +223,27 @@ def test_what_nothing_can_finish_is_never_begun(schema: dict[str, Any]) -> None:
     assert accepts(compiled({"anyOf": [schema, {"type": "null"}]}), "null")
     for begin in '[{"':
         assert not allowed(compiled({"anyOf": [schema, {"type": "null"}]}).start())[encode(begin)[0]]
+
+
+def test_a_grammar_does_not_depend_on_how_sets_are_ordered() -> None:
+    """Processes hash strings differently: the grammars of all schemas above must be the same to the letter in each."""
+    program = (
+        "import json\n"
+        "from specdec.grammar.schema import prepare\n"
+        "from tests.grammar.test_schema_keywords import TABLE\n"
+        "print(json.dumps([prepare(json.dumps(row[1])).text for row in TABLE]))\n"
+    )
+    texts = [
+        json.loads(
+            subprocess.run(
+                [sys.executable, "-c", program],
+                env={**os.environ, "PYTHONHASHSEED": seed},
+                cwd=Path(__file__).parents[2],
+                capture_output=True,
+                check=True,
+            ).stdout
+        )
+        for seed in ("1", "2", "3")
+    ]
+    for row, *grammars in zip(TABLE, *texts, strict=True):
+        assert len(set(grammars)) == 1, row[0]
