@@ -29,8 +29,9 @@ from specdec.grammar.walk import MatcherFailed, TreeConstraint, Vocabulary
 
 SILENT = 0
 MAX_ITEMS_IN_ROW = 10_000  # four an optional property: room for all that a spec may have
-MAX_ITEMS_IN_STEP = 300_000  # 50,000 end objects of 1,000 optional properties in the middle of their text
+MAX_ITEMS_IN_STEP = 50_000  # some 0.1 s of CPU: keys begin among 1,700 optional ones within it
 MAX_LEXER_STATES = 50_000  # one to two kB each, shared by all texts under one grammar
+BYTES_A_CHARACTER = 64  # measured: 25 to 63, more for longer ones
 # A space, or a line break with up to 40 spaces and tabs. It is taken once between two tokens.
 FLEXIBLE_WHITESPACE = r"[ ]?|\r?\n[ \t]{0,40}"
 
@@ -92,6 +93,11 @@ class LlguidanceGrammar:
     matcher: LLMatcher
     tokens: LlguidanceTokens
     narrowing: Narrowing | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """About what it holds in memory before a text is written under it."""
+        return 50_000 + BYTES_A_CHARACTER * len(self.source)
 
     def start(self) -> TreeConstraint:
         """See `Grammar.start`."""
