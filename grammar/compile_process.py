@@ -37,8 +37,8 @@ class CompileProcess:
     def __init__(self, program: str, cpu_seconds: float = CPU_SECONDS) -> None:
         """`program` is run with the seconds of CPU and all seconds that it may spend on a question. It reads a line of
         JSON that says what to compile for, and answers "ready"; then it reads questions, and answers each with
-        `[true, result]`, `[false, what is wrong]`, or `[null, why]` where it ran out of "cpu", "time" or "memory", or
-        has a "fault". It may also be ended by the system."""
+        `[true, result]`, `[false, what is wrong]`, or `[null, why]` where it ran out of "cpu", "time" or "memory", has
+        slow "rows", or a "fault". It may also be ended by the system."""
         self._program = Path(__file__).with_name(program)
         self._cpu_seconds = cpu_seconds
         self._lock = threading.Lock()
@@ -67,6 +67,7 @@ class CompileProcess:
         limits = {
             "cpu": f"does not compile within {self._cpu_seconds:g} seconds of processor time",
             "time": f"does not compile within {COMPILE_SECONDS:g} seconds",
+            "rows": "is too complex: a token of a text under it takes too much processor time",
             "memory": "does not compile within the memory that is allowed",
         }
         if why not in limits:

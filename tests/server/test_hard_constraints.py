@@ -19,7 +19,7 @@ from tests.server.hard_constraints import HARD, HARD_EBNF, Hard
 
 pytestmark = pytest.mark.anyio
 OWN_CPU_SECONDS = 2.0  # of the server itself; the process beside it has as many
-FEW = ("300^3 letters", "rules of Lark that are nothing", "4^9 alternatives", "60 closed objects deep")
+FEW = ("300^3 letters", "rules of Lark that are nothing", "60 closed objects deep", "an empty enum")
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +58,7 @@ async def test_a_hard_constraint_is_answered_soon(client: httpx.AsyncClient, har
     assert time.process_time() - began < OWN_CPU_SECONDS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hard", HARD_EBNF, ids=lambda hard: hard.name)
 async def test_hard_ebnf_is_answered(client: httpx.AsyncClient, hard: Hard) -> None:
     pytest.importorskip("xgrammar")
@@ -90,13 +91,13 @@ def test_a_text_goes_on_while_hard_constraints_come(server: Server) -> None:
                 json.dump([hard.body for hard in HARD], other.stdin)
                 other.stdin.close()
             received = b""
-            while name == "beside" and other.poll() is None or not gaps:
+            while (name == "beside" and other.poll() is None) or not gaps:
                 with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as reply:
                     received, last = b"", time.perf_counter()
                     for data in reply.iter_raw():
                         gaps.append(time.perf_counter() - last)
                         received, last = received + data, time.perf_counter()
-                chunks = [json.loads(line[6:]) for line in received.split(b"\n\n") if line not in (b"", b"data: [DONE]")]
+                chunks = [json.loads(line[6:]) for line in received.split(b"\n\n") if line[6:7] == b"{"]
                 texts.add("".join(chunk["choices"][0]["text"] for chunk in chunks))
             other.kill()
         gaps.sort()
