@@ -31,6 +31,9 @@ SILENT = 0
 MAX_ITEMS_IN_ROW = 10_000  # four an optional property: room for all that a spec may have
 MAX_ITEMS_IN_STEP = 50_000  # some 0.1 s of CPU: keys begin among 1,700 optional ones within it
 MAX_LEXER_STATES = 50_000  # one to two kB each, shared by all texts under one grammar
+# A row takes up to 0.1 ms of CPU for every thousand characters of its grammar, and a step should not take above 100.
+CHARACTERS_A_STEP = 1_000_000
+MIN_ROWS = 2  # the next token's, and one draft's
 BYTES_A_CHARACTER = 64  # measured: 25 to 63, more for longer ones
 # A space, or a line break with up to 40 spaces and tabs. It is taken once between two tokens.
 FLEXIBLE_WHITESPACE = r"[ ]?|\r?\n[ \t]{0,40}"
@@ -106,6 +109,7 @@ class LlguidanceGrammar:
             lambda: self.tokens.matcher(_compiled(self.source, self.tokens)),
             self.tokens.vocabulary,
             self.narrowing,
+            max(MIN_ROWS, CHARACTERS_A_STEP // len(self.source)),
         )
 
 

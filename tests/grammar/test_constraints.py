@@ -20,7 +20,7 @@ from specdec.evals.vocabulary import byte_vocabulary
 from specdec.grammar.compile import Compiler
 from specdec.grammar.llguidance import compile_llguidance
 from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex, Spec
-from specdec.grammar.walk import MatcherFailed, TreeConstraint, Vocabulary
+from specdec.grammar.walk import Matcher, MatcherFailed, TreeConstraint, Vocabulary
 from specdec.loader import open_checkpoint
 from specdec.mask import TokenMask
 from specdec.protocols import Constraint
@@ -553,3 +553,22 @@ def test_where_no_text_can_follow_the_row_is_empty() -> None:
     constraint.advance(encode("a"))
     assert not row_of(constraint).any()
     assert constraint.prune(chain(0, encode("b"), "test")) == root(0)
+
+
+def test_a_bound_on_rows_cuts_drafts_and_changes_no_row() -> None:
+    tokens = llguidance_tokens()
+    grammar = compile_llguidance(Regex("[ab]*"), tokens, "pattern")
+
+    def matcher() -> Matcher:
+        return tokens.matcher(grammar.matcher.deep_copy())
+
+    bounded = TreeConstraint(matcher, matcher, tokens.vocabulary, max_rows=3)
+    letters = chain(0, encode("a") * 8, "test")
+    kept = bounded.prune(letters)
+    assert kept == letters.keep([0, 1, 2])
+    mask = TokenMask(len(kept), VOCAB_SIZE)
+    bounded.mask(kept, 0, mask)
+    for node in range(len(kept)):
+        np.testing.assert_array_equal(mask.allowed(node), row_of(grammar.start()))
+    bounded.advance(encode("a") * 2)
+    assert bounded.prune(letters) == letters.keep([0, 1, 2])
