@@ -101,7 +101,7 @@ class LlguidanceGrammar:
     @property
     def num_bytes(self) -> int:
         """About what it holds in memory before a text is written under it."""
-        return 50_000 + BYTES_A_CHARACTER * len(self.source)
+        return 200_000 + BYTES_A_CHARACTER * len(self.source)
 
     @property
     def num_terminals(self) -> int:
