@@ -1,8 +1,12 @@
-"""Specs in, grammars out: one compiler a model, shared by threads. Picks the backend; knows no engine."""
+"""Specs in, grammars out: one compiler a model, shared by threads. Picks the backend; knows no engine.
+
+What llguidance compiles is read and built here where it is small. Anything else is first tried out in a process that
+can be killed (`llguidance_worker`), which hands over the reading, so that all there is left to do here is native.
+"""
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -12,28 +16,22 @@ from types import MappingProxyType
 from typing import Any
 
 from specdec.errors import ConfigError, InvalidRequest
-from specdec.grammar.llguidance import LlguidanceTokens, compile_json, compile_llguidance, compile_structural
+from specdec.grammar.building import build, on_stack
+from specdec.grammar.compile_process import CompileProcess, TooSlow
+from specdec.grammar.llguidance import LlguidanceTokens, TaggedGrammar, compile_llguidance
 from specdec.grammar.patterns import PatternRefused
+from specdec.grammar.reading import read, unpacked
 from specdec.grammar.refusal import refusal
 from specdec.grammar.rust_patterns import one_of, reduced
-from specdec.grammar.schema import prepare
-from specdec.grammar.spec import (
-    Choice,
-    Ebnf,
-    Formats,
-    JsonObject,
-    JsonSchema,
-    Lark,
-    Regex,
-    Spec,
-    StructuralTag,
-    Whitespace,
-)
-from specdec.grammar.structural import structural_grammar
+from specdec.grammar.small import is_small
+from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex, Spec, StructuralTag
 from specdec.grammar.validated import ValidatedGrammar
 from specdec.protocols import Grammar
 
-MAX_CACHED = 128
+MAX_CACHED_BYTES = 64 * 2**20
+VERDICT_BYTES = 1_000
+VALIDATOR_BYTES = 20  # for each character of a schema
+STACK_BYTES = 64 * 2**20  # eight times what the process that tries out has: what it could build can be built here
 
 # The backends beside llguidance, which is always there: where they are found, and the package that they need.
 BACKENDS: Mapping[str, tuple[str, str, str]] = {
@@ -55,7 +53,7 @@ _FIELDS: dict[type, str] = {
 
 
 class Compiler:
-    """Compiles specs for one model, off the engine's thread, and keeps the 128 used last.
+    """Compiles specs for one model, off the engine's thread, and keeps 64 MiB of those used last.
 
     `tokenizer_json` is the text of tokenizer.json, `vocab_size` the width of the logits, `end_ids` all tokens that end
     a text, `special_ids` tokens that are never text, `remotes` the documents by address that schemas may refer to. The
@@ -94,8 +92,17 @@ class Compiler:
         self._tokens: LlguidanceTokens | None = None
         self._libraries: dict[str, Any] = {}
         self._loading = threading.RLock()
-        self._cache: OrderedDict[Spec, Grammar] = OrderedDict()
+        self._trials: CompileProcess | None = None
+        self._cache: OrderedDict[Spec, tuple[Grammar | InvalidRequest, int]] = OrderedDict()
+        self._cached_bytes = 0
         self._cache_lock = threading.Lock()
+
+    def is_quick(self, spec: Spec) -> bool:
+        """Whether `compile` answers within some 0.1 seconds of CPU, without another process."""
+        with self._cache_lock:
+            if spec in self._cache:
+                return True
+        return is_small(spec) and not (self._backend in BACKENDS and isinstance(spec, Regex | Choice))
 
     def compile(self, spec: Spec, param: str | None = None) -> Grammar:
         """The grammar of `spec`, from the cache where it is there. May take seconds for a large one.
@@ -108,26 +115,39 @@ class Compiler:
         if type(spec) not in _FIELDS:
             names = ", ".join(kind.__name__ for kind in _FIELDS)
             raise InvalidRequest(param or "grammar", f"must be one of {names}, got {type(spec).__name__}")
+        param = param or _FIELDS[type(spec)]
+        with self._cache_lock:
+            known, _ = self._cache.get(spec, (None, 0))
+            if known is not None:
+                self._cache.move_to_end(spec)
+        if known is None:
+            known = self._keep(spec, self._verdict(spec, param))
+        if isinstance(known, InvalidRequest):
+            raise InvalidRequest(param, known.message, code=known.code)
+        return known
+
+    def _verdict(self, spec: Spec, param: str) -> Grammar | InvalidRequest:
+        """What becomes of a spec, for good. Raises `InvalidRequest` where another time it may be something else."""
+        try:
+            return self._compile(spec, param)
+        except InvalidRequest as error:
+            if isinstance(error.__cause__, TooSlow):
+                raise
+            return InvalidRequest(param, error.message, code=error.code)  # without what hangs on the one at hand
+
+    def _keep(self, spec: Spec, verdict: Grammar | InvalidRequest) -> Grammar | InvalidRequest:
+        """`verdict`, or what another thread has found meanwhile."""
         with self._cache_lock:
             if spec in self._cache:
-                self._cache.move_to_end(spec)
-                return self._cache[spec]
-        grammar = self._compile(spec, param or _FIELDS[type(spec)])
-        with self._cache_lock:
-            grammar = self._cache.setdefault(spec, grammar)
-            self._cache.move_to_end(spec)
-            while len(self._cache) > MAX_CACHED:
-                self._cache.popitem(last=False)
-        return grammar
+                return self._cache[spec][0]
+            self._cache[spec] = verdict, _num_bytes(spec, verdict)
+            self._cached_bytes += self._cache[spec][1]
+            while self._cached_bytes > MAX_CACHED_BYTES:
+                self._cached_bytes -= self._cache.popitem(last=False)[1][1]
+        return verdict
 
     def _compile(self, spec: Spec, param: str) -> Grammar:
         match spec:
-            case JsonSchema():
-                return self._json(spec.text, spec.whitespace, spec.formats, param)
-            case JsonObject():
-                return self._json('{"type":"object"}', spec.whitespace, "assert", param)
-            case StructuralTag():
-                return self._structural(spec, param)
             case Ebnf():
                 if missing := _missing("xgrammar"):
                     raise refusal(param, f"is EBNF, which {missing}", "unsupported_parameter")
@@ -136,27 +156,44 @@ class Compiler:
             case Regex() | Choice() if self._backend in BACKENDS:
                 return self._regular(spec, param)
             case _:
-                return compile_llguidance(spec, self._llguidance(), param)
+                return self._built(spec, param)
 
-    def _json(self, schema: str, whitespace: Whitespace, formats: Formats, param: str) -> Grammar:
+    def _built(self, spec: Spec, param: str) -> Grammar:
+        """The grammar that llguidance makes of `spec`."""
         tokens = self._llguidance()
+        if is_small(spec):
+            reading = read(
+                spec,
+                param,
+                lambda regex, name: compile_llguidance(regex, tokens, name),
+                remotes=self._remotes,
+                spelling=tokens.spelling,
+            )
+        else:
+            reading = unpacked(self._tried(spec, param), spec, self._remotes)
+        return on_stack(STACK_BYTES, lambda: build(spec, reading, tokens, param))
+
+    def _tried(self, spec: Spec, param: str) -> dict[str, Any]:
+        """The reading of `spec`, packed, from the process that tries it out first."""
+        with self._loading:
+            if self._trials is None:
+                self._trials = CompileProcess("llguidance_worker.py")
+        target = {
+            "tokenizer": self._tokenizer_json,
+            "vocab_size": self._vocab_size,
+            "end_ids": self._end_ids,
+            "special_ids": sorted(self._special_ids),
+            "remotes": dict(self._remotes),
+        }
+        job = {"kind": type(spec).__name__, "fields": dataclasses.asdict(spec), "param": param}
         try:
-            prepared = prepare(schema, formats=formats, remotes=self._remotes, spelling=tokens.spelling)
-        except InvalidRequest as error:
-            raise InvalidRequest(param, error.message, code=error.code) from error
-        return ValidatedGrammar(compile_json(prepared, whitespace, tokens, param), prepared.validator, tokens.spell)
-
-    def _structural(self, spec: StructuralTag, param: str) -> Grammar:
-        tokens = self._llguidance()
-        structural = structural_grammar(
-            json.loads(spec.text),
-            param,
-            lambda schema: prepare(
-                JsonSchema(schema).text, formats=spec.formats, remotes=self._remotes, spelling=tokens.spelling
-            ),
-            lambda regex, name: compile_llguidance(regex, tokens, name),
-        )
-        return compile_structural(structural, spec.whitespace, tokens, param)
+            compiled, result = self._trials.compile(target, job)
+        except TooSlow as error:
+            raise refusal(param, str(error), "too_large") from error
+        if not compiled:
+            raise InvalidRequest(param, result["message"], code=result["code"])
+        reading: dict[str, Any] = result
+        return reading
 
     def _llguidance(self) -> LlguidanceTokens:
         with self._loading:
@@ -169,7 +206,7 @@ class Compiler:
     def _regular(self, spec: Regex | Choice, param: str) -> Grammar:
         """By the backend that was chosen. What llguidance refuses is refused here too, and what it takes is reduced to
         what means the same to all: a choice of backend never changes a language."""
-        compile_llguidance(spec, self._llguidance(), param)
+        self._built(spec, param)
         try:
             node = reduced(spec.pattern) if isinstance(spec, Regex) else one_of(spec.options)
         except PatternRefused as error:
@@ -185,6 +222,17 @@ class Compiler:
                 module, kind, _ = BACKENDS[name]
                 self._libraries[name] = getattr(import_module(module), kind)(self._llguidance())
             return self._libraries[name]
+
+
+def _num_bytes(spec: Spec, verdict: Any) -> int:
+    """About what a verdict holds in memory, with the spec that it is kept under and the validators of its schemas."""
+    texts = (value for value in dataclasses.astuple(spec) if isinstance(value, str))
+    num_characters = sum(map(len, spec.options if isinstance(spec, Choice) else texts))
+    if isinstance(verdict, InvalidRequest):
+        return VERDICT_BYTES + num_characters
+    inner: Any = verdict.grammar if isinstance(verdict, ValidatedGrammar | TaggedGrammar) else verdict
+    num_bytes: int = inner.num_bytes
+    return VERDICT_BYTES + VALIDATOR_BYTES * num_characters + num_bytes
 
 
 def check_backend(name: str) -> None:

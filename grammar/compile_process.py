@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -13,33 +15,39 @@ import weakref
 from pathlib import Path
 from typing import IO, Any
 
+import specdec
 from specdec.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
 START_SECONDS = 300.0
 COMPILE_SECONDS = 10.0
+GRACE_SECONDS = 1.0  # for a program that keeps the time itself
+CPU_SECONDS = 2.0
 
 
 class TooSlow(Exception):
-    """The text did not compile within its time, or broke the process."""
+    """What was asked did not compile within its time or memory."""
 
 
 class CompileProcess:
-    """Compiles texts by a program beside this file, one at a time, each within 10 seconds. The process starts at once,
-    and again after a kill."""
+    """Compiles by a program beside this file, one question at a time, each within 10 seconds and `cpu_seconds` of CPU.
+    The process starts at once, and again after a kill."""
 
-    def __init__(self, program: str) -> None:
-        """`program` reads a line of JSON that says what to compile for, and answers "ready"; then it reads texts, and
-        answers each with `[true, result]` or `[false, what is wrong]`."""
+    def __init__(self, program: str, cpu_seconds: float = CPU_SECONDS) -> None:
+        """`program` is run with the seconds of CPU and all seconds that it may spend on a question. It reads a line of
+        JSON that says what to compile for, and answers "ready"; then it reads questions, and answers each with
+        `[true, result]`, `[false, what is wrong]`, or `[null, why]` where it ran out of "cpu", "time" or "memory", has
+        slow "rows", or a "fault". It may also be ended by the system."""
         self._program = Path(__file__).with_name(program)
+        self._cpu_seconds = cpu_seconds
         self._lock = threading.Lock()
         self._ready = False
         self._start()
 
-    def compile(self, target: object, text: str) -> tuple[bool, Any]:
-        """Whether `text` compiles for `target` (the same in every call), with the result or what is wrong with it.
-        Raises `TooSlow`."""
+    def compile(self, target: object, question: object) -> tuple[bool, Any]:
+        """Whether what `question` asks for compiles for `target` (the same in every call), with the result or what is
+        wrong with it. Raises `TooSlow`."""
         with self._lock:
             if self._process.poll() is not None:
                 self._start()
@@ -48,20 +56,33 @@ class CompileProcess:
                     name = self._program.stem.removesuffix("_worker")
                     raise ConfigError(f"{name} cannot be started; its process says why on the error output")
                 self._ready = True
-            answer = self._ask(text, COMPILE_SECONDS)
-            if not isinstance(answer, list):
-                raise TooSlow(f"does not compile within {COMPILE_SECONDS:g} seconds and the memory that is allowed")
+            answer = self._ask(question, COMPILE_SECONDS + GRACE_SECONDS)
+            assert isinstance(answer, list), answer
             compiled, result = answer
+            if compiled is None:
+                raise TooSlow(self._complaint(result))
             return compiled, result
+
+    def _complaint(self, why: str) -> str:
+        limits = {
+            "cpu": f"does not compile within {self._cpu_seconds:g} seconds of processor time",
+            "time": f"does not compile within {COMPILE_SECONDS:g} seconds",
+            "rows": "is too complex: a token of a text under it takes too much processor time",
+            "memory": "does not compile within the memory that is allowed",
+        }
+        if why not in limits:
+            raise RuntimeError("the process that compiles grammars failed; it says how on the error output")
+        return limits[why]
 
     def _start(self) -> None:
         # -P: the program's folder holds modules named as the libraries. A session of its own: Ctrl-C is not for it.
         self._process = subprocess.Popen(
-            [sys.executable, "-P", str(self._program)],
+            [sys.executable, "-P", str(self._program), str(self._cpu_seconds), str(COMPILE_SECONDS)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             encoding="utf-8",
             start_new_session=True,
+            env=os.environ | {"PYTHONPATH": _search_path(), "OPENBLAS_NUM_THREADS": "1"},
         )
         self._ready = False
         assert self._process.stdin is not None
@@ -70,7 +91,7 @@ class CompileProcess:
         weakref.finalize(self, _end, self._process, self._pipes)
 
     def _ask(self, question: object, seconds: float) -> object:
-        """The answer to a line, or None where the process died or was killed for taking too long."""
+        """The answer to a line, or why there is none: the process has ended, or was killed for taking too long."""
         questions, answers = self._pipes
         timer = threading.Timer(seconds, self._process.kill)
         timer.start()
@@ -84,8 +105,15 @@ class CompileProcess:
         if line.endswith("\n"):
             return json.loads(line)
         _end(self._process, self._pipes)
-        logger.debug("the process that compiles grammars ended with code %s", self._process.returncode)
-        return None
+        code = self._process.returncode
+        logger.debug("the process that compiles grammars ended with code %s", code)
+        return [None, {-signal.SIGPROF: "cpu", -signal.SIGKILL: "time"}.get(code, "memory")]
+
+
+def _search_path() -> str:
+    """Where the program finds what this process has found, however it did."""
+    here = str(Path(specdec.__file__).parents[1])
+    return os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def _end(process: subprocess.Popen[str], pipes: tuple[IO[str], IO[str]]) -> None:

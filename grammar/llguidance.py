@@ -29,8 +29,13 @@ from specdec.grammar.walk import MatcherFailed, TreeConstraint, Vocabulary
 
 SILENT = 0
 MAX_ITEMS_IN_ROW = 10_000  # four an optional property: room for all that a spec may have
-MAX_ITEMS_IN_STEP = 300_000  # 50,000 end objects of 1,000 optional properties in the middle of their text
+MAX_ITEMS_IN_STEP = 50_000  # some 0.1 s of CPU: keys begin among 1,700 optional ones within it
 MAX_LEXER_STATES = 50_000  # one to two kB each, shared by all texts under one grammar
+# A row where one of n terminals comes next, as the keys of a large object do, takes up to n**2 / 50,000 ms of CPU, and
+# all rows of a step should not take much more than 100 ms.
+SQUARES_A_STEP = 5_000_000
+_TERMINAL = re.compile(r"(?:\n|\\n)[A-Z]\w*:")  # a grammar of tags is JSON
+BYTES_A_CHARACTER = 64  # measured: 25 to 63, more for longer ones
 # A space, or a line break with up to 40 spaces and tabs. It is taken once between two tokens.
 FLEXIBLE_WHITESPACE = r"[ ]?|\r?\n[ \t]{0,40}"
 
@@ -93,6 +98,16 @@ class LlguidanceGrammar:
     tokens: LlguidanceTokens
     narrowing: Narrowing | None = None
 
+    @property
+    def num_bytes(self) -> int:
+        """About what it holds in memory before a text is written under it."""
+        return 200_000 + BYTES_A_CHARACTER * len(self.source)
+
+    @property
+    def num_terminals(self) -> int:
+        """How many lines of it define one, at least 1."""
+        return max(1, len(_TERMINAL.findall(self.source)))
+
     def start(self) -> TreeConstraint:
         """See `Grammar.start`."""
         return TreeConstraint(
@@ -100,6 +115,7 @@ class LlguidanceGrammar:
             lambda: self.tokens.matcher(_compiled(self.source, self.tokens)),
             self.tokens.vocabulary,
             self.narrowing,
+            max(1, SQUARES_A_STEP // self.num_terminals**2),
         )
 
 

@@ -19,6 +19,7 @@ from specdec.grammar.rust_patterns import NOTHING, without, written
 from specdec.grammar.walk import MatcherFailed, TreeConstraint, Vocabulary
 
 MAX_WRITTEN = 1_000_000  # characters of a pattern with every class spelled out
+CPU_SECONDS = 10.0  # a pattern that others take at once may need as many
 SENTINEL = 0x10FFFF  # a noncharacter, which marks the end of the pattern
 
 
@@ -28,7 +29,7 @@ class OutlinesBackend:
     def __init__(self, tokens: LlguidanceTokens) -> None:
         self._vocabulary = tokens.vocabulary
         self._target = [base64.b64encode(data).decode() for data in tokens.token_bytes()]
-        self._process = CompileProcess("outlines_worker.py")
+        self._process = CompileProcess("outlines_worker.py", CPU_SECONDS)
 
     def compile(self, node: Node, param: str) -> Automaton:
         """The automaton of the texts of `node`. U+10FFFF, a noncharacter, is never written. Raises `InvalidRequest` for
@@ -70,6 +71,11 @@ class Automaton:
     firsts_S: NDArray[np.int64]
     ends_S: NDArray[np.bool_]
     vocabulary: Vocabulary
+
+    @property
+    def num_bytes(self) -> int:
+        """What its tables hold in memory."""
+        return sum(table.nbytes for table in (self.rows_SW, self.nexts, self.firsts_S, self.ends_S))
 
     def start(self) -> TreeConstraint:
         """See `Grammar.start`."""

@@ -5,6 +5,8 @@ outlines-core 0.2.14 drops, where a text may end, every token after which it may
 the text may end: each pattern ends in a character that a token of our own spells, and a text may end where that token
 may follow. Of the states, those stay from which the end can be reached by tokens, so nothing goes on into a part of
 that character.
+
+The system ends this process where a pattern takes too much CPU.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import base64
 import json
 import os
 import resource
+import signal
 import sys
 from typing import Any
 
@@ -27,6 +30,7 @@ MAX_BYTES = 32 * 2**20  # of rows and of states that follow
 
 def main() -> None:
     """Compile until the other side hangs up."""
+    cpu_seconds = float(sys.argv[1])
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a library prints must not end up between the answers
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
@@ -39,11 +43,13 @@ def main() -> None:
     vocabulary = outlines_core.Vocabulary(len(spelled) + 1, ids)  # its end token is one that no text has
     print(json.dumps("ready"), file=answers, flush=True)
     for line in sys.stdin:
+        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
         try:
             index = outlines_core.Index(f"(?:{json.loads(line)})\\x{{10FFFF}}", vocabulary)
             answer = automaton(index, len(spelled))
         except ValueError as error:
             answer = [False, str(error)]
+        signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(answer), file=answers, flush=True)
 
 

@@ -122,6 +122,28 @@ def prepare(
     )
 
 
+def reprepare(
+    schema_text: str,
+    text: str,
+    has_open_keys: bool,
+    has_tight_keys: bool,
+    keywords: tuple[Keyword, ...],
+    *,
+    formats: Formats = "assert",
+    remotes: Mapping[str, object] = NO_REMOTES,
+) -> PreparedSchema:
+    """What `prepare` made of the same schema in another process, from the parts of it that are plain data; the rest is
+    made anew."""
+    schema = _read(schema_text)
+    draft = _draft(schema)
+    unsaid = {keyword.pointer for keyword in keywords if keyword.verdict == "checked"}
+    with decimal.localcontext(prec=PRECISION):
+        documents = Documents(schema, draft, remotes)
+        rule = residue(documents, Is(documents.root), unsaid, assert_formats=formats == "assert")
+    validator = _validator(schema, draft, formats, remotes)
+    return PreparedSchema(text, has_open_keys, has_tight_keys, rule, keywords, URIS[draft], validator)
+
+
 def check_schema(
     schema_text: str, *, formats: Formats = "assert", remotes: Mapping[str, object] = NO_REMOTES
 ) -> SchemaReport:

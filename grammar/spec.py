@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,7 +23,9 @@ MAX_CHOICE_BYTES = 64_000
 MAX_GRAMMAR_BYTES = 64_000
 MAX_GRAMMAR_RULES = 1_000
 MAX_GRAMMAR_DEPTH = 200
+MAX_POINTER = 150  # characters of one in a message
 
+_Path = tuple["_Path", object] | None  # how one comes to a value: the path of what holds it, and its key there
 Whitespace = str  # "flexible", "compact", or a regular expression of blanks
 Formats = Literal["assert", "annotate"]
 
@@ -266,29 +268,45 @@ def _schema_text(schema: object) -> str:
 
 def _check_json(schema: object) -> None:
     """Bounds on depth, on values and on branches, without recursion: what comes in may be a cycle."""
-    pending = [(schema, 1)]
+    pending: list[tuple[object, int, _Path]] = [(schema, 1, None)]
     values = branches = 0
+    most, widest = 0, ""
     while pending:
-        value, depth = pending.pop()
+        value, depth, path = pending.pop()
+        inside: Iterable[tuple[object, object]]
         if isinstance(value, Mapping):
             for key in value:
                 if not isinstance(key, str):
                     raise InvalidRequest("schema", f"must have strings as keys, got {key!r}", code="invalid_schema")
-            branches += sum(len(value[key]) for key in _BRANCHING if isinstance(value.get(key), Mapping | list | tuple))
-            enum = value.get("enum")
-            if isinstance(enum, list | tuple):  # plain values cost next to nothing
-                branches += sum(isinstance(item, Mapping | list | tuple) for item in enum)
-            inside = list(value.values())
+            for key in (*_BRANCHING, "enum"):
+                if isinstance(parts := value.get(key), Mapping | list | tuple):
+                    # Plain values of an enum cost next to nothing.
+                    count = len(parts) if key != "enum" else sum(isinstance(i, Mapping | list | tuple) for i in parts)
+                    branches += count
+                    if count > most:
+                        most, widest = count, _pointer((path, key))
+            inside = value.items()
         elif isinstance(value, list | tuple):
-            inside = list(value)
+            inside = enumerate(value)
         else:
             continue
-        values += len(inside)
+        values += len(value)
         if depth > MAX_SCHEMA_DEPTH:
-            raise InvalidRequest("schema", f"must nest at most {MAX_SCHEMA_DEPTH} levels", code="too_large")
+            message = f"{_pointer(path)}: must nest at most {MAX_SCHEMA_DEPTH} levels"
+            raise InvalidRequest("schema", message, code="too_large")
         if values > MAX_SCHEMA_BYTES:
             raise InvalidRequest("schema", f"must be at most {MAX_SCHEMA_BYTES} bytes", code="too_large")
         if branches > MAX_SCHEMA_BRANCHES:
             message = f"must have at most {MAX_SCHEMA_BRANCHES} properties and alternatives in all"
-            raise InvalidRequest("schema", message, code="too_large")
-        pending.extend((item, depth + 1) for item in inside)
+            raise InvalidRequest("schema", f"{widest}: {message}, of which it has {most}", code="too_large")
+        pending.extend((item, depth + 1, (path, key)) for key, item in inside)
+
+
+def _pointer(path: _Path) -> str:
+    """The JSON pointer of a place, its beginning left out where it is long."""
+    tokens: list[str] = []
+    while path is not None:
+        path, token = path
+        tokens.append(str(token).replace("~", "~0").replace("/", "~1"))
+    text = "".join(f"/{token}" for token in reversed(tokens))
+    return text if len(text) <= MAX_POINTER else f"...{text[-MAX_POINTER:]}"

@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 ROWS_AT_ONCE = 16
+MAX_ROWS = 10_000
 MAX_SUSPECTS = 32  # tokens of a row that are looked behind
 MAX_ROWS_AHEAD = 32  # for one of them
 
@@ -116,7 +117,8 @@ class TreeConstraint:
 
     `start` makes a matcher at the beginning of the text; `restart` makes one that shares nothing with any that failed.
     So whether a row can be had at all depends on the tokens before it, not on the drafts that were looked at.
-    `narrowing` takes from every row what the grammar cannot say is wrong; without one nothing is followed.
+    `narrowing` takes from every row what the grammar cannot say is wrong; without one nothing is followed. Between two
+    calls of `advance` at most `max_rows` rows are worked out for drafts, so that slow ones do not hold up a step.
     """
 
     __slots__ = (
@@ -125,6 +127,7 @@ class TreeConstraint:
         "_failure",
         "_forced",
         "_matcher",
+        "_max_rows",
         "_narrowing",
         "_path",
         "_restart",
@@ -139,8 +142,10 @@ class TreeConstraint:
         restart: Callable[[], Matcher],
         vocabulary: Vocabulary,
         narrowing: Narrowing | None = None,
+        max_rows: int = MAX_ROWS,
     ) -> None:
         self._narrowing = narrowing
+        self._max_rows = max_rows
         self._texts: dict[tuple[int, ...], JsonText] = {} if narrowing is None else {(): narrowing.start()}
         self._restart = restart
         self._vocabulary = vocabulary
@@ -153,7 +158,8 @@ class TreeConstraint:
         self._failure: ConstraintError | None = None  # on the committed tokens: final
 
     def prune(self, tree: DraftTree) -> DraftTree:
-        """See `Constraint.prune`. A node below which the backend fails goes too, and nothing follows an end token."""
+        """See `Constraint.prune`. A node below which the backend fails goes too, as does one whose row would be one too
+        many; nothing follows an end token."""
         if tree.num_drafts == 0:
             return tree
         children = tree.children()
@@ -164,7 +170,7 @@ class TreeConstraint:
             path = paths[node]
             row_W = self._row(path)  # of leaves too: `mask` wants it soon, and the matcher would have to come back
             if row_W is None:
-                if children[node]:
+                if children[node] or path not in self._rows:
                     del paths[node]
                 continue
             for child in reversed(children[node]):
@@ -232,8 +238,11 @@ class TreeConstraint:
         """See `Constraint.finish`: the row before the end token allowed the end."""
 
     def _row(self, path: tuple[int, ...]) -> NDArray[np.int32] | None:
-        """What may follow `path`; None where the backend fails on a draft. Kept until the next `advance`."""
+        """What may follow `path`; None where the backend fails on a draft. Kept until the next `advance`, except where
+        it is None because of the rows that there are."""
         if path not in self._rows:
+            if path and len(self._rows) >= self._max_rows:
+                return None
             try:
                 row_W = self._narrowed(path)
                 if self._narrowing is not None:

@@ -102,6 +102,11 @@ class XgrammarGrammar:
         self._compiled = compiled
         self.vocabulary = vocabulary
 
+    @property
+    def num_bytes(self) -> int:
+        """What it holds in memory."""
+        return int(self._compiled.memory_size_bytes)
+
     def start(self) -> TreeConstraint:
         """See `Grammar.start`."""
         return TreeConstraint(self.matcher, self.matcher, self.vocabulary)

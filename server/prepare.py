@@ -10,7 +10,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,7 +28,7 @@ ResultT = TypeVar("ResultT")
 
 TEXT_WORKERS = 2
 GRAMMAR_WORKERS = 2
-COMPILE_SECONDS = 20.0  # a grammar that takes longer is refused; its worker stays busy until the library returns
+COMPILE_SECONDS = 20.0  # a grammar that takes longer is refused; its thread stays busy until the library returns
 DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # the model may have its own
 
 
@@ -67,20 +67,29 @@ class Workers:
             self._pending -= 1
 
 
+@dataclass(frozen=True, slots=True)
+class _Constraint:
+    """What a text is asked to be, and the path of the field that says so."""
+
+    param: str
+    spec: Spec
+
+
 class Preparer:
-    """Prepares requests for one loaded model. Grammars have threads of their own: one that compiles for long holds up
-    other grammars at most, never free text. `max_pending` bounds each of the two queues."""
+    """Prepares requests for one loaded model. Grammars have threads of their own, and those that take long one more:
+    they hold up each other at most, never free text or what compiles at once. `max_pending` bounds each queue."""
 
     def __init__(self, loaded: LoadedModel, max_pending: int, compile_seconds: float = COMPILE_SECONDS) -> None:
         self.loaded = loaded
         self._compile_seconds = compile_seconds
         self.texts = Workers("text", TEXT_WORKERS, max_pending)
         self._grammars = Workers("grammar", GRAMMAR_WORKERS, max_pending)
+        self._slow_grammars = Workers("slow-grammar", 1, max_pending)  # the process behind it does one at a time
 
     def close(self) -> None:
         """End the workers."""
-        self.texts.close()
-        self._grammars.close()
+        for workers in (self.texts, self._grammars, self._slow_grammars):
+            workers.close()
 
     @cached_property
     def max_characters(self) -> int:
@@ -128,14 +137,23 @@ class Preparer:
         if param is None:
             return None
         try:
-            return await self._grammars.run(self._compile, body, seconds=self._compile_seconds)
+            grammar = await self._grammars.run(self._quick_grammar, body, seconds=self._compile_seconds)
+            if isinstance(grammar, _Constraint):
+                grammar = await self._slow_grammars.run(self._compile, grammar, seconds=self._compile_seconds)
+            return grammar
         except TimeoutError:
             message = f"takes longer than {self._compile_seconds:g} seconds to compile; make it smaller"
             raise InvalidRequest(param, message, code="too_large") from None
 
-    def _compile(self, body: Body) -> Grammar | None:
+    def _quick_grammar(self, body: Body) -> Grammar | _Constraint | None:
         found = constraint(body)
-        return None if found is None else self.loaded.compiler.compile(found[1], param=found[0])
+        if found is None:
+            return None
+        asked = _Constraint(*found)
+        return self._compile(asked) if self.loaded.compiler.is_quick(asked.spec) else asked
+
+    def _compile(self, asked: _Constraint) -> Grammar:
+        return self.loaded.compiler.compile(asked.spec, asked.param)
 
     def check_tokens(self, param: str, tokens: Sequence[object]) -> tuple[int, ...]:
         """`tokens` as ids. Raises `InvalidRequest` for anything that is not an id of the vocabulary."""

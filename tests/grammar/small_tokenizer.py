@@ -7,6 +7,7 @@ import functools
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from specdec.grammar.compile import Compiler
+from specdec.grammar.llguidance import LlguidanceTokens
 from specdec.tokenizer import Tokenizer as ProductTokenizer
 
 PAD, END, END_OF_TURN = 0, 1, 2
@@ -52,6 +53,12 @@ def new_compiler() -> Compiler:
 def compiler() -> Compiler:
     """One compiler for all tests that do not look at its cache."""
     return new_compiler()
+
+
+@functools.cache
+def llguidance_tokens() -> LlguidanceTokens:
+    """The tokens of that compiler, for grammars that it would refuse."""
+    return LlguidanceTokens.load(small_tokenizer().to_str(), VOCAB_SIZE, END_IDS, SPECIAL_IDS)
 
 
 def encode(text: str) -> list[int]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from specdec.errors import ConfigError, InvalidRequest
 from specdec.grammar import compile_process
-from specdec.grammar.compile import MAX_CACHED, Compiler
+from specdec.grammar.compile import Compiler
 from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex, Spec, written_grammar
 from specdec.mask import TokenMask
 from specdec.tree import root
@@ -281,16 +281,20 @@ def test_specs_with_equal_content_are_equal_and_keep_the_order_of_keys() -> None
     assert JsonSchema(schema) != JsonSchema(schema, whitespace="compact")
 
 
-def test_grammars_are_cached_by_content_within_a_bound() -> None:
+def test_grammars_are_cached_by_content_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec.grammar.compile.MAX_CACHED_BYTES", 4_000_000)  # nineteen small ones
     fresh = new_compiler()
     first = fresh.compile(Regex("first"))
     assert fresh.compile(Regex("first")) is first
-    for index in range(MAX_CACHED - 1):
+    for index in range(10):
         fresh.compile(Regex(f"number {index}"))
     assert fresh.compile(Regex("first")) is first
-    for index in range(MAX_CACHED):
+    for index in range(20):
         fresh.compile(Regex(f"again {index}"))
     assert fresh.compile(Regex("first")) is not first
+    fresh.compile(Choice([f"option {index}" for index in range(1_000)]))
+    assert fresh.compile(Regex("first")) is not fresh.compile(Regex("again 19"))
+    assert fresh._cached_bytes <= 4_000_000
 
 
 def test_threads_may_compile_and_start_together() -> None:

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from specdec.errors import ConstraintError
-from specdec.grammar.llguidance import LlguidanceGrammar, LlguidanceMatcher, TaggedGrammar
+from specdec.grammar.llguidance import LlguidanceGrammar, LlguidanceMatcher, TaggedGrammar, compile_llguidance
 from specdec.grammar.outlines import Automaton, AutomatonMatcher
 from specdec.grammar.spec import Choice, Ebnf, JsonSchema, Lark, Regex, Spec, StructuralTag
 from specdec.grammar.validated import ValidatedGrammar
@@ -22,7 +22,7 @@ from specdec.grammar.walk import Matcher, MatcherFailed, TreeConstraint, Vocabul
 from specdec.grammar.xgrammar import XgrammarGrammar
 from specdec.protocols import Grammar
 from specdec.tree import DraftTree
-from tests.grammar.small_tokenizer import END_IDS, SPECIAL_IDS, TOKENIZER_SIZE, VOCAB_SIZE, encode
+from tests.grammar.small_tokenizer import END_IDS, SPECIAL_IDS, TOKENIZER_SIZE, VOCAB_SIZE, encode, llguidance_tokens
 from tests.grammar.test_backends import compiler
 from tests.grammar.test_constraints import EBNF, ENDLESS, SCHEMAS
 
@@ -210,7 +210,7 @@ def test_end_tokens_are_never_fed_to_a_backend(backend: str, spec: Spec) -> None
 
 def test_no_call_comes_back_while_llguidance_is_in_its_error_state() -> None:
     """There every mask allows the end alone, and a text would end in silence."""
-    grammar = compiler("llguidance").compile(Regex(ENDLESS))
+    grammar = compile_llguidance(Regex(ENDLESS), llguidance_tokens(), "pattern")
     assert isinstance(grammar, LlguidanceGrammar)
     begin, _ = watched(grammar)
     constraint, letter = begin(), encode("a")
