@@ -118,7 +118,7 @@ class Links:
     are false because of the key itself.
     """
 
-    __slots__ = ("_unknown", "asked", "attached", "begun", "contained", "seen_by", "unevaluated", "unnamed")
+    __slots__ = ("_begun", "_unknown", "asked", "attached", "contained", "seen_by", "unevaluated", "unnamed")
 
     def __init__(self) -> None:
         self.attached: tuple[Rule, ...] = ()
@@ -127,7 +127,7 @@ class Links:
         self.unevaluated: dict[int, int] = {}
         self.seen_by = 0
         self.unnamed = 0
-        self.begun: dict[Kind, tuple[Verdict, ...]] = {}
+        self._begun: dict[Kind, tuple[Verdict, ...]] = {}
         self._unknown: tuple[Verdict, ...] | None = None
 
     @property
@@ -136,6 +136,18 @@ class Links:
         if self._unknown is None:
             self._unknown = tuple(map(_unknown, self.attached))
         return self._unknown
+
+    def of_kind(self, kind: Kind) -> tuple[Verdict, ...]:
+        """What the attached rules say of a child of which only the kind is known."""
+        if kind not in self._begun:
+            self._begun[kind] = tuple(_begun(rule, _KIND_NAMES[kind]) for rule in self.attached)
+        return self._begun[kind]
+
+    @property
+    def content(self) -> object:
+        """What equals that of links which ask the same."""
+        asked = (tuple(self.asked.items()), tuple(self.contained.items()), tuple(self.unevaluated.items()))
+        return self.attached, asked, self.seen_by, self.unnamed
 
     def attach(self, rule: Rule) -> int:
         """Where the rule stands among those attached."""
@@ -152,8 +164,11 @@ class Layout:
         "_item_links",
         "_key_links",
         "_rules_after",
+        "_same_links",
         "counting",
         "is_object",
+        "is_plain",
+        "named",
         "never",
         "own",
         "place",
@@ -179,6 +194,9 @@ class Layout:
         self._rules_after = max((max(len(rule.prefix), rule.items_from) for rule in self.rules), default=0)
         self._item_links: dict[int, Links] = {}
         self._key_links: dict[str, Links] = {}
+        self._same_links: dict[object, Links] = {}
+        self.named = frozenset(name for rule in self.rules for name in rule.named())
+        self.is_plain = not any(r.patterns or r.additional or r.names for r in self.rules)
 
     def item(self, index: int) -> Links:
         """What is asked of an item of an array."""
@@ -192,7 +210,8 @@ class Layout:
         if name not in self._key_links:
             if len(self._key_links) >= MAX_REMEMBERED:
                 self._key_links.clear()
-            self._key_links[name] = self._of_key(name)
+            links = self._of_key(name)
+            self._key_links[name] = self._same_links.setdefault(links.content, links)
         return self._key_links[name]
 
     def _of_item(self, index: int) -> Links:
@@ -268,6 +287,7 @@ class Judge:
         return Checker(self, None, self.layout((), False))
 
 
+_ANY_KEY = "\0"
 _NO_KEYS: frozenset[str] = frozenset()
 _NO_VALUES: frozenset[Canonical] = frozenset()
 
@@ -279,11 +299,14 @@ class Checker:
     asks for another. `bad` rules, as bits, are those that a child has made false; `hits` the items that count, for each
     counting rule; `loose`, for children that somebody must look at, who has and whom it makes false otherwise; `seen`
     the items, and whether one was `repeated`. Where it `records`, `parts` are the values so far, the last one first.
+    `answers` are for whoever asks it what may follow.
     """
 
     __slots__ = (
+        "_alike",
         "_judge",
         "_verdicts",
+        "answers",
         "bad",
         "count",
         "hits",
@@ -316,6 +339,8 @@ class Checker:
         self.repeated = False
         self.records: bool = layout.unique or (outer is not None and outer.records)
         self.parts: Any = None
+        self._alike: dict[object, Checker | None] = {}
+        self.answers: dict[tuple[bytes, bool], bool] = {}
         self._verdicts: dict[tuple[tuple[Verdict, ...] | None, bool], tuple[Verdict, ...]] = {}
 
     # Events
@@ -327,9 +352,7 @@ class Checker:
             layout = self._judge.layout(links.attached, kind is Kind.OBJECT)
             child = Checker(self._judge, self, layout)
             return child if child._may_be(None) else None
-        if kind not in links.begun:
-            links.begun[kind] = tuple(_begun(rule, _KIND_NAMES[kind]) for rule in links.attached)
-        return self if self._may_be(links.begun[kind]) else None
+        return self if self._may_be(links.of_kind(kind)) else None
 
     def key(self, name: str) -> Checker | None:
         """See `Watcher.key`."""
@@ -349,6 +372,44 @@ class Checker:
         results = tuple(holds(rule, value) for rule in self._links().attached)
         after = self._with_child(results, canonical(value) if self.records else None)
         return after if after._may_be(None) else None
+
+    def scalar_like(self, value: Scalar) -> Checker | None:
+        """What `scalar` gives for this value or for another that is told apart neither by the rules nor by what has
+        been there before: so it differs only in what is recorded."""
+        results = tuple(holds(rule, value) for rule in self._links().attached)
+        alike = (results, self.layout.unique and canonical(value) in self.seen)
+        if alike not in self._alike:
+            after = self._with_child(results, canonical(value) if self.records else None)
+            self._alike[alike] = after if after._may_be(None) else None
+        return self._alike[alike]
+
+    def any_string(self) -> Checker | None:
+        """What `scalar` gives for all strings that have not been there before, as far as nothing tells them apart; None
+        where something may, or where it forbids them."""
+        links = self._links()
+        if self.records and (self.outer is not None and self.outer.records):
+            return None
+        verdicts = links.of_kind(Kind.STRING)
+        if None in verdicts:
+            return None
+        alike = (verdicts, False)
+        if alike not in self._alike:
+            after = self._with_child(verdicts, ("any",) if self.records else None)
+            self._alike[alike] = after if after._may_be(None) else None
+        return self._alike[alike]
+
+    def any_key(self) -> Checker | None:
+        """What `key` gives for all keys that are not there yet and not named, as far as nothing tells them apart."""
+        return self.key_like(_ANY_KEY) if self.layout.is_plain else None
+
+    def key_like(self, name: str) -> Checker | None:
+        """What `key` gives for this name or for another of which the rules ask the same."""
+        if name in self.keys or name in self.layout.named:
+            return self.key(name)
+        alike = self.layout.key(name)
+        if alike not in self._alike:
+            self._alike[alike] = self.key(name)
+        return self._alike[alike]
 
     def closes(self) -> Checker | None:
         """See `Watcher.closes`."""
@@ -398,6 +459,8 @@ class Checker:
         copy.records = self.records
         copy.parts = self.parts
         copy._verdicts = {}
+        copy._alike = {}
+        copy.answers = {}
         return copy
 
     def _links(self) -> Links:

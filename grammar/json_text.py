@@ -118,7 +118,7 @@ class JsonText:
     def so_far(self) -> str:
         """The characters of the key or string that the text is in, as far as they are complete."""
         raw = self.raw[: _end(_WHOLE, self.raw, 0)] if b"\\" in self.raw else self.raw
-        return _decoded(raw.decode(errors="ignore"))
+        return decoded(raw.decode(errors="ignore"))
 
     def _between(self, data: bytes, at: int) -> tuple[JsonText | None, int]:
         at = _end(_BLANKS, data, at)
@@ -150,7 +150,7 @@ class JsonText:
             return JsonText(self.watcher, self.place, raw, self.open), end
         if data[end] == _BACKSLASH:  # the last byte: what it escapes is still to come
             return JsonText(self.watcher, self.place, raw + b"\\", self.open, escaped=True), end + 1
-        value = _decoded(raw.decode())
+        value = decoded(raw.decode())
         text = self._at(self.watcher.key(value)) if self.place is Place.KEY else self._complete(value)
         return text, end + 1
 
@@ -172,7 +172,8 @@ def _end(expression: re.Pattern[bytes], data: bytes, at: int) -> int:
     return match.end()
 
 
-def _decoded(escaped: str) -> str:
+def decoded(escaped: str) -> str:
+    """The string that is spelled `escaped` between its quotes."""
     if "\\" not in escaped:
         return escaped
     value: str = json.loads(f'"{escaped}"')

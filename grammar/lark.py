@@ -90,13 +90,14 @@ def structure(whitespace: str | None) -> str:
 @dataclass(frozen=True, slots=True)
 class Written:
     """A grammar without the terminals of `structure`. It allows all that it should, and more where it leaves something
-    out: the keywords of `unsaid`, and that no key comes twice where it `has_open_keys`, which texts make up. Where it
-    `has_tight_keys`, there are objects that may run out of them."""
+    out: the keywords of `unsaid`, and that no key comes twice where it `has_open_keys`, which texts make up. Objects
+    may run out of them where it `has_tight_keys`, and arrays of items that are new where it `has_tight_items`."""
 
     text: str
     unsaid: Residue
     has_open_keys: bool
     has_tight_keys: bool
+    has_tight_items: bool
 
 
 def write(lowering: Lowering, root: Child) -> Written:
@@ -122,6 +123,7 @@ class _Writer:
         self._names = itertools.count()
         self._has_open_keys = False
         self._has_tight_keys = False
+        self._has_tight_items = False
 
     # What can be written at all
 
@@ -312,7 +314,8 @@ class _Writer:
             lines += [f"any: SCALAR | {array} | {object_}"]
             lines += ["pair: STRING COLON any"]
         text = "\n".join(lines) + "\n"
-        return Written(text, frozenset(self._refusals), self._has_open_keys, self._has_tight_keys)
+        unsaid = frozenset(self._refusals)
+        return Written(text, unsaid, self._has_open_keys, self._has_tight_keys, self._has_tight_items)
 
     def _symbol(self, child: Child) -> str:
         """The rule or terminal of a child."""
@@ -491,6 +494,8 @@ class _Writer:
             if permuted is not None and not counts:
                 return permuted
             self._refusals.update(shape.unique)
+            items = (*shape.prefix, shape.items)
+            self._has_tight_items = self._has_tight_items or any(_is_tight(self._unions.get(c, FULL)) for c in items)
         if counts and self._num_states(shape, counts) <= MAX_COUNTED:
             return self._counted_array(shape, counts)
         if counts:
@@ -626,9 +631,26 @@ class _Writer:
             }
             body = f"/\\x{{22}}/ ({' | '.join(bodies)}) /\\x{{22}}/"
             if derives(body):
-                self._has_tight_keys = self._has_tight_keys or bool(places)
+                self._has_tight_keys = self._has_tight_keys or any(
+                    self._may_bound(atoms[place], truth[place]) for truth in truths for place in places
+                )
                 cells.append((body, child))
         return cells
+
+    def _may_bound(self, test: Any, expected: bool) -> bool:
+        """Whether there may be a beginning of a key that few strings which pass a test go on with. Not certain: what is
+        missed costs no more than a text that runs out of keys."""
+        match test:
+            case Length():
+                return not expected
+            case Pattern():
+                return expected and "$" in test.pattern
+            case Fits():
+                shapes = [shape for shape in self._lowering.node(test.child) if isinstance(shape, String)]
+                return any(
+                    self._may_bound(inner, holds is expected) for shape in shapes for inner, holds in shape.tests
+                )
+        return False
 
     def _open(self, tests: Tests) -> Tests | None:
         """Tests on a key that is not named: lists are settled. None where no such key passes."""
@@ -929,6 +951,15 @@ def _complement(child: Child) -> Child:
         ((atom, positive),) = child
         return frozenset({(atom, not positive)})
     return frozenset({(Either((child,)), False)})
+
+
+def _is_tight(union: Union) -> bool:
+    """Whether there may be few strings, or few numbers, that a union allows."""
+    tests: dict[type, list[Tests]] = {String: [], Number: []}
+    for shape in union:
+        if isinstance(shape, String | Number):
+            tests[type(shape)].append(shape.tests)
+    return any(found and frozenset() not in found for found in tests.values())
 
 
 def _product(values: Iterable[int]) -> int:

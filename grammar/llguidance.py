@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 from specdec.errors import ConfigError, ConstraintError
 from specdec.grammar.checker import Judge
 from specdec.grammar.lark import structure
-from specdec.grammar.narrowing import Narrowing, TokenTable
+from specdec.grammar.narrowing import Narrowing
 from specdec.grammar.refusal import refusal
 from specdec.grammar.schema import PreparedSchema
 from specdec.grammar.spec import Choice, Lark, Regex, Whitespace
 from specdec.grammar.spelling import Spelling
 from specdec.grammar.structural import StructuralGrammar
+from specdec.grammar.token_table import TokenTable
 from specdec.grammar.validated import Complaint, Validated, Validator, problem
 from specdec.grammar.walk import MatcherFailed, TreeConstraint, Vocabulary
 
@@ -216,9 +217,14 @@ def compile_json(
     matcher = _compiled(source, tokens)
     if matcher.is_error():
         raise refusal(param, f"is too complex: {matcher.get_error()}", "too_large")
-    followed = prepared.has_open_keys or prepared.residue is not None
-    checker = Judge(prepared.residue).start()
-    narrowing = Narrowing(tokens.table, checker, has_tight_keys=prepared.has_tight_keys) if followed else None
+    narrowing = None
+    if prepared.has_open_keys or prepared.residue is not None:
+        narrowing = Narrowing(
+            tokens.table,
+            Judge(prepared.residue).start(),
+            has_tight_keys=prepared.has_tight_keys,
+            has_tight_items=prepared.has_tight_items,
+        )
     return _started(source, matcher, tokens, param, narrowing)
 
 

@@ -4,71 +4,37 @@ looks at are tried, and what tokens have in common is tried once. W words of 32 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specdec.grammar.checker import Checker
-from specdec.grammar.json_text import JsonText, Place
+from specdec.grammar.json_text import JsonText, Place, decoded
 from specdec.grammar.numbers import spelling
+from specdec.grammar.token_table import NO_REST, SPECIAL_REST, TokenTable, tokens_of, without
 
-MAX_QUOTES = 3  # of those that are told apart
 MANY = 256  # tokens of which hardly all lead to nothing
-
-# What a token adds up to the first thing that a checker is told of, if it comes so far.
-_PIECES = {
-    Place.BETWEEN: re.compile(rb"[ \t\r\n]*.?", re.DOTALL),
-    Place.KEY: re.compile(rb'(?:[^"\\]|\\.)*(?:"|\\)?', re.DOTALL),
-    Place.STRING: re.compile(rb'(?:[^"\\]|\\.)*(?:"|\\)?', re.DOTALL),
-    Place.NUMBER: re.compile(rb"[-+.0-9eE]*"),
-    Place.LITERAL: re.compile(rb"[a-z]*"),
-}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TokenTable:
-    """The bytes of every token of the logits (empty for those that are no text); for n from 1 to `MAX_QUOTES` those
-    that hold n quotes or more; those that hold a closing bracket; those that end a text; and the tokens of some bytes,
-    of which there are at most `longest`."""
-
-    spelled: tuple[bytes, ...]
-    with_quotes_NW: NDArray[np.int32]
-    with_closing_W: NDArray[np.int32]
-    end_words_W: NDArray[np.int32]
-    ids: Mapping[bytes, tuple[int, ...]]
-    longest: int
-
-    @classmethod
-    def of(cls, spelled: Iterable[bytes], end_words_W: NDArray[np.int32]) -> TokenTable:
-        """The table of a vocabulary; `end_words_W` is the row of its end tokens."""
-        spelled = tuple(spelled)
-        has_NV = np.zeros((MAX_QUOTES + 1, len(end_words_W) * 32), np.bool_)
-        for token, data in enumerate(spelled):
-            if b'"' in data:
-                has_NV[: min(data.count(b'"'), MAX_QUOTES), token] = True
-            has_NV[MAX_QUOTES, token] = b"}" in data or b"]" in data
-        words_NW = np.packbits(has_NV, axis=1, bitorder="little").view(np.int32)
-        ids: dict[bytes, tuple[int, ...]] = {}
-        for token, data in enumerate(spelled):
-            ids[data] = (*ids.get(data, ()), token) if data else ()
-        longest = max(map(len, ids))
-        return cls(spelled, words_NW[:MAX_QUOTES], words_NW[MAX_QUOTES], end_words_W, ids, longest)
+NUMBER_BYTES = b"-+.0123456789eE"
+LETTERS = b"abcdefghijklmnopqrstuvwxyz"
+BLANKS = b" \t\r\n"
 
 
 class Narrowing:
     """Forbids what `checker`, at the beginning of a text, forbids. Shared by all texts of a grammar."""
 
-    __slots__ = ("_has_tight_keys", "_start", "_table")
+    __slots__ = ("_has_tight_items", "_has_tight_keys", "_outlines", "_start", "_table")
 
-    def __init__(self, table: TokenTable, checker: Checker, *, has_tight_keys: bool = True) -> None:
-        """`has_tight_keys`: objects may run out of keys."""
+    def __init__(
+        self, table: TokenTable, checker: Checker, *, has_tight_keys: bool = True, has_tight_items: bool = True
+    ) -> None:
+        """`has_tight_...`: objects may run out of keys, arrays of items that are not there yet."""
         self._table = table
+        self._outlines = table.outlines
         self._start = JsonText(checker)
         self._has_tight_keys = has_tight_keys
+        self._has_tight_items = has_tight_items
 
     def start(self) -> JsonText:
         """The empty text."""
@@ -93,20 +59,42 @@ class Narrowing:
         """Those of the tokens of a narrowed row that may lead to where nothing is allowed, on the way to a key or an
         item that is there already."""
         layout = _checker(text).layout
-        if not (self._has_tight_keys if layout.is_object else layout.unique):
+        if not (self._has_tight_keys if layout.is_object else layout.unique and self._has_tight_items):
             return []
         found: dict[int, None] = {}
         if text.place is Place.KEY or text.place is Place.STRING:
             found.update(dict.fromkeys(self._towards(words_W, text)))
             words_W = words_W & self._table.with_quotes_NW[0]
         if text.place is not Place.KEY:
-            tokens = _tokens(words_W)
+            tokens = tokens_of(words_W).tolist()
+            ends: dict[bytes, list[bytes] | None] = {}
             for token in tokens if len(tokens) <= MANY else ():
-                data = self._table.spelled[token]
-                after = text.after(data) if data else None
-                if after is not None and after.open == text.open and _may_run_out(after):
+                if self._leads_to_used(text, token, ends):
                     found[token] = None
         return list(found)
+
+    def _leads_to_used(self, text: JsonText, token: int, ends: dict[bytes, list[bytes] | None]) -> bool:
+        """Whether a token ends on the way to a key or item that is there already. `ends` are kept for the next token:
+        the beginnings of tokens with the strings that they may lead to, None where they lead to none."""
+        data = self._table.spelled[token]
+        outlines = self._outlines
+        quote, short, inside = b"", data, b""
+        if text.place is Place.STRING and not text.escaped and outlines.rest_V[token] >= 0:
+            quote, data = b'"', data[len(outlines.contents[token]) + 1 :]
+            short = outlines.texts[outlines.rest_V[token]]
+        elif text.place is Place.BETWEEN:
+            short = outlines.texts[outlines.between_V[token]]
+        if short is not data and short.endswith(b'"'):
+            inside = data.lstrip(BLANKS)[len(short) :]
+        short = quote + short
+        if short not in ends:
+            after = text.after(short) if short else None
+            ends[short] = None
+            if after is not None and after.open == text.open and _may_run_out(after):
+                is_string = after.place is Place.KEY or after.place is Place.STRING
+                ends[short] = [used.encode() for used in _used(after)] if is_string else []
+        used = ends[short]
+        return used is not None and (not inside or any(whole.startswith(inside) for whole in used))
 
     def _towards(self, words_W: NDArray[np.int32], text: JsonText) -> Iterator[int]:
         """The tokens of a row that go on with what the text is in as what is there already does."""
@@ -124,58 +112,101 @@ class Narrowing:
         end_words_W = self._table.end_words_W
         if text.place is Place.NUMBER and not text.open and (words_W & end_words_W).any() and text.ended() is None:
             words_W &= ~end_words_W
-        candidates_W = self._candidates(words_W, text)
-        if not candidates_W.any():
-            return
-        unsigned_W = words_W.view(np.uint32)
-        attempts = _Attempts(text)
-        for token in _tokens(candidates_W):
-            data = self._table.spelled[token]
-            if data and not attempts.may_follow(data):
-                unsigned_W[token >> 5] &= 0xFFFFFFFF ^ 1 << (token & 31)
+        tokens_N = tokens_of(self._candidates(words_W, text))
+        if len(tokens_N):
+            refused_N = self._refused(text, tokens_N)
+            if len(refused_N):
+                without(words_W, refused_N)
 
     def _candidates(self, words_W: NDArray[np.int32], text: JsonText) -> NDArray[np.int32]:
         """The tokens of a row that the checker may forbid."""
-        checker = _checker(text)
+        checker, table = _checker(text), self._table
         in_string = text.place is Place.KEY or text.place is Place.STRING
         if not checker.is_idle:
-            candidates_W: NDArray[np.int32] = words_W & self._table.with_quotes_NW[0] if in_string else words_W
-            return candidates_W
-        # Only a key that comes again matters, or the end of all that is idle.
-        quotes_W = self._table.with_quotes_NW[_quotes_to_a_key(text, checker) - 1]
-        if checker.is_watched:
-            closing_W = self._table.with_closing_W
-            quotes_W = quotes_W | (closing_W & self._table.with_quotes_NW[0] if in_string else closing_W)
-        candidates_W = words_W & quotes_W
+            able_W = table.with_quotes_NW[0] if in_string else ~table.end_words_W
+        else:
+            # Only a key that comes again matters, or the end of all that is idle.
+            able_W = table.with_quotes_NW[_quotes_to_a_key(text, checker) - 1]
+            if checker.is_watched:
+                closing_W = table.with_closing_W
+                able_W = able_W | (closing_W & table.with_quotes_NW[0] if in_string else closing_W)
+        candidates_W: NDArray[np.int32] = words_W & able_W
         return candidates_W
 
+    def _refused(self, text: JsonText, tokens_N: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Those of some tokens that the checker forbids."""
+        checker, outlines = _checker(text), self._outlines
+        if text.place is Place.BETWEEN:
+            return self._refused_by(outlines.between_V, checker, text, tokens_N)
+        if text.place is Place.NUMBER or text.place is Place.LITERAL:
+            goes_on = NUMBER_BYTES if text.place is Place.NUMBER else LETTERS
+            alone = np.array([self._table.spelled[token][0] not in goes_on for token in tokens_N.tolist()])
+            is_whole = text.place is Place.LITERAL or text.raw[-1:].isdigit()
+            ended = text.ended() if is_whole else None
+            if ended is None:
+                refused_N = tokens_N[alone]
+            else:
+                refused_N = self._refused_by(outlines.between_V, _checker(ended), ended, tokens_N[alone])
+            others = [t for t in tokens_N[~alone].tolist() if self._table.spelled[t].strip(goes_on)]
+            return np.concatenate((refused_N, self._refused_one_by_one(text, others)))
+        if text.escaped:
+            return self._refused_one_by_one(text, tokens_N.tolist())
+        rest_N = outlines.rest_V[tokens_N]
+        special_N = rest_N == SPECIAL_REST
+        if checker.outer is not None and checker.outer.records:  # a container that closes is compared as a whole
+            special_N |= outlines.closing_T[rest_N]
+        special_N &= rest_N != NO_REST
+        plain_N = ~special_N & (rest_N != NO_REST)
+        refused = [self._refused_one_by_one(text, tokens_N[special_N].tolist())]
+        alike = self._if_it_ends(text)
+        if alike is not None:
+            refused.append(self._refused_by(outlines.rest_V, alike, _between(alike, text), tokens_N[plain_N]))
+        else:
+            by_content: dict[bytes, list[int]] = {}
+            for token in tokens_N[plain_N].tolist():
+                by_content.setdefault(outlines.contents[token], []).append(token)
+            for content, tokens in by_content.items():
+                value = decoded((text.raw + content).decode())
+                after = checker.key_like(value) if text.place is Place.KEY else checker.scalar_like(value)
+                if after is None:
+                    refused.append(np.array(tokens))
+                else:
+                    refused.append(self._refused_by(outlines.rest_V, after, _between(after, text), np.array(tokens)))
+        return np.concatenate(refused)
 
-class _Attempts:
-    """Texts after one text, by what stands between. What several tokens begin with is followed once."""
+    def _refused_by(
+        self, texts_V: NDArray[np.int32], checker: Checker, text: JsonText, tokens_N: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Those of some tokens that the checker forbids by the outlines that `texts_V` gives them behind `text`."""
+        places_N = texts_V[tokens_N]
+        refused = []
+        for place in np.flatnonzero(np.bincount(places_N)).tolist() if len(tokens_N) else ():
+            key = (self._outlines.texts[place], text.key_next)
+            if key not in checker.answers:
+                checker.answers[key] = not key[0] or text.after(key[0]) is not None
+            if not checker.answers[key]:
+                refused.append(place)
+        return tokens_N[np.isin(places_N, refused)] if refused else tokens_N[:0]
 
-    __slots__ = ("_after", "_text")
+    def _refused_one_by_one(self, text: JsonText, tokens: Iterable[int]) -> NDArray[np.int64]:
+        return np.array([token for token in tokens if text.after(self._table.spelled[token]) is None], np.int64)
 
-    def __init__(self, text: JsonText) -> None:
-        self._text = text
-        self._after: dict[tuple[int, bytes, bool], JsonText | None] = {}
+    def _if_it_ends(self, text: JsonText) -> Checker | None:
+        """The checker when the key or string that the text is in has ended, where it does not matter how."""
+        checker = _checker(text)
+        if text.place is Place.STRING:
+            if checker.layout.unique and any(used.startswith(text.so_far()) for used in _used(text)):
+                return None
+            return checker.any_string()
+        beginning = text.so_far()
+        if any(name.startswith(beginning) for name in (*checker.keys, *checker.layout.named)):
+            return None
+        return checker.any_key()
 
-    def may_follow(self, data: bytes) -> bool:
-        """Whether the checker lets `data` follow."""
-        text: JsonText | None = self._text
-        at = 0
-        while text is not None and at < len(data):
-            match = _PIECES[text.place].match(data, at)
-            assert match is not None
-            end = match.end()
-            if text.escaped or end == at:
-                # The byte after a backslash stands for itself; a number that ends here ends before the next byte.
-                end = at + 1
-            key = (id(text), data[at:end], end == len(data))
-            if key not in self._after:
-                self._after[key] = text.after(data[at:end])
-            text = self._after[key]
-            at = end
-        return text is not None
+
+def _between(checker: Checker, text: JsonText) -> JsonText:
+    """The text behind the key or string that `text` is in."""
+    return JsonText(checker, Place.BETWEEN, b"", text.open)
 
 
 def _quotes_to_a_key(text: JsonText, checker: Checker) -> int:
@@ -189,12 +220,6 @@ def _quotes_to_a_key(text: JsonText, checker: Checker) -> int:
 def _checker(text: JsonText) -> Checker:
     assert isinstance(text.watcher, Checker)
     return text.watcher
-
-
-def _tokens(words_W: NDArray[np.int32]) -> list[int]:
-    """The tokens of a row, in order."""
-    tokens: list[int] = np.flatnonzero(np.unpackbits(words_W.view(np.uint8), bitorder="little")).tolist()
-    return tokens
 
 
 def _may_run_out(text: JsonText) -> bool:

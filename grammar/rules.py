@@ -101,6 +101,14 @@ class Rule:
         self.otherwise: Rule | None = None
         self.dependent_rules: tuple[tuple[str, Rule], ...] = ()
 
+    def named(self) -> Iterator[str]:
+        """The keys whose presence this rule asks for, forbids or makes depend on something."""
+        yield from self.properties
+        yield from self.required
+        yield from (name for name, _ in self.dependent_rules)
+        for name, needed in self.dependent:
+            yield from (name, *needed)
+
     def inner(self) -> Iterator[Rule]:
         """The rules for the same value that this one is made of."""
         yield from self.all_of

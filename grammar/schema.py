@@ -44,13 +44,13 @@ class Keyword:
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedSchema:
     """A schema ready for the backend: `text` is its grammar in llguidance's Lark notation, without the terminals of
-    `lark.structure`, under which keys that it does not name may repeat where it `has_open_keys`, and run out where it
-    `has_tight_keys`; `residue` is what it leaves out otherwise; `draft` is the URI of the schema's draft, and
-    `validator` judges whole values by the schema as it came."""
+    `lark.structure`; the `has_...` are those of `lark.Written`, and `residue` is what the grammar leaves out otherwise.
+    `draft` is the URI of the schema's draft, and `validator` judges whole values by the schema as it came."""
 
     text: str
     has_open_keys: bool
     has_tight_keys: bool
+    has_tight_items: bool
     residue: Rule | None
     keywords: tuple[Keyword, ...]
     draft: str
@@ -118,7 +118,14 @@ def prepare(
         raise _refused(str(error), "unsupported_schema", lowering, frozenset(error.refusals)) from error
     keywords = _keywords(lowering, written.unsaid)
     return PreparedSchema(
-        written.text, written.has_open_keys, written.has_tight_keys, rule, keywords, URIS[draft], validator
+        written.text,
+        written.has_open_keys,
+        written.has_tight_keys,
+        written.has_tight_items,
+        rule,
+        keywords,
+        URIS[draft],
+        validator,
     )
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from specdec.errors import ConstraintError
 from specdec.grammar.json_text import JsonText
-from specdec.grammar.narrowing import Narrowing
+from specdec.grammar.narrowing import MANY, Narrowing
 from specdec.mask import TokenMask
 from specdec.tree import DraftTree
 
@@ -26,8 +26,7 @@ logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 ROWS_AT_ONCE = 16
 MAX_ROWS = 10_000
-MAX_SUSPECTS = 32  # tokens of a row that are looked behind
-MAX_ROWS_AHEAD = 32  # for one of them
+MAX_ROWS_AHEAD = 64  # for all tokens of a row that are suspected to lead nowhere
 
 
 class MatcherFailed(Exception):
@@ -244,8 +243,9 @@ class TreeConstraint:
             if path and len(self._rows) >= self._max_rows:
                 return None
             try:
-                row_W = self._narrowed(path)
+                row_W = self._ask(path, self._fill)
                 if self._narrowing is not None:
+                    self._narrowing.narrow(row_W, self._text(path))
                     self._look_ahead(path, row_W, self._narrowing)
                 self._rows[path] = row_W
             except ConstraintError as error:
@@ -255,18 +255,12 @@ class TreeConstraint:
                 self._rows[path] = None
         return self._rows[path]
 
-    def _narrowed(self, path: tuple[int, ...]) -> NDArray[np.int32]:
-        """What the grammar allows after `path`, without what the narrowing forbids."""
-        row_W = self._ask(path, self._fill)
-        if self._narrowing is not None:
-            self._narrowing.narrow(row_W, self._text(path))
-        return row_W
-
     def _look_ahead(self, path: tuple[int, ...], row_W: NDArray[np.int32], narrowing: Narrowing) -> None:
         """Clear the bits of tokens after which nothing more would be allowed, as far as that is suspected and seen."""
         suspects = narrowing.suspects(row_W, self._text(path))
-        for token in suspects[:MAX_SUSPECTS]:
-            if not self._leads_on((*path, token), narrowing, [MAX_ROWS_AHEAD]):
+        rows_left = [MAX_ROWS_AHEAD]
+        for token in suspects:
+            if not self._leads_on((*path, token), narrowing, rows_left):
                 row_W.view(np.uint32)[token >> 5] &= 0xFFFFFFFF ^ 1 << (token & 31)
 
     def _leads_on(self, path: tuple[int, ...], narrowing: Narrowing, rows_left: list[int]) -> bool:
@@ -276,11 +270,14 @@ class TreeConstraint:
             return True
         rows_left[0] -= 1
         try:
-            row_W = self._narrowed(path)
+            row_W = self._ask(path, self._fill)
+            if _count(row_W) > MANY:
+                return True
+            narrowing.narrow(row_W, self._text(path))
         except ConstraintError:
             return True
         suspects = narrowing.suspects(row_W, self._text(path))
-        if int(np.bitwise_count(row_W.view(np.uint32)).sum()) > len(suspects):
+        if _count(row_W) > len(suspects):
             return True
         return any(self._leads_on((*path, token), narrowing, rows_left) for token in suspects)
 
@@ -345,6 +342,11 @@ class TreeConstraint:
             self._matcher.consume(path[shared:])
         self._path = path
         return self._matcher
+
+
+def _count(words_W: NDArray[np.int32]) -> int:
+    """How many bits are set."""
+    return int(np.bitwise_count(words_W.view(np.uint32)).sum())
 
 
 def has(words_W: NDArray[np.int32], token: int) -> bool:

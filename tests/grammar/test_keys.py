@@ -12,8 +12,9 @@ from specdec.evals.structured import Times, replay_text
 from specdec.evals.vocabulary import byte_vocabulary
 from specdec.grammar.checker import Judge
 from specdec.grammar.json_text import JsonText
-from specdec.grammar.narrowing import Narrowing, TokenTable
+from specdec.grammar.narrowing import Narrowing
 from specdec.grammar.spec import JsonObject, JsonSchema, Spec
+from specdec.grammar.token_table import TokenTable
 from tests.grammar.schema_texts import accepts, allowed, compiled
 from tests.grammar.small_tokenizer import compiler, encode
 
