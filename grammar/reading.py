@@ -73,6 +73,7 @@ def packed(reading: Reading) -> dict[str, Any]:
             "grammar": schema.prepared.text,
             "has_open_keys": schema.prepared.has_open_keys,
             "has_tight_keys": schema.prepared.has_tight_keys,
+            "has_tight_items": schema.prepared.has_tight_items,
             "keywords": [astuple(keyword) for keyword in schema.prepared.keywords],
             "whitespace": schema.whitespace,
         }
@@ -92,6 +93,7 @@ def unpacked(data: Mapping[str, Any], spec: Spec, remotes: Mapping[str, object])
             item["grammar"],
             item["has_open_keys"],
             item["has_tight_keys"],
+            item["has_tight_items"],
             keywords,
             formats=formats,
             remotes=remotes,

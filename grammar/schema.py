@@ -134,6 +134,7 @@ def reprepare(
     text: str,
     has_open_keys: bool,
     has_tight_keys: bool,
+    has_tight_items: bool,
     keywords: tuple[Keyword, ...],
     *,
     formats: Formats = "assert",
@@ -148,7 +149,9 @@ def reprepare(
         documents = Documents(schema, draft, remotes)
         rule = residue(documents, Is(documents.root), unsaid, assert_formats=formats == "assert")
     validator = _validator(schema, draft, formats, remotes)
-    return PreparedSchema(text, has_open_keys, has_tight_keys, rule, keywords, URIS[draft], validator)
+    return PreparedSchema(
+        text, has_open_keys, has_tight_keys, has_tight_items, rule, keywords, URIS[draft], validator
+    )
 
 
 def check_schema(
