@@ -137,7 +137,11 @@ class Narrowing:
         """Those of some tokens that the checker forbids."""
         checker, outlines = _checker(text), self._outlines
         if text.place is Place.BETWEEN:
-            return self._refused_by(outlines.between_V, checker, text, tokens_N)
+            refused_N = self._refused_by(outlines.between_V, checker, text, tokens_N)
+            if not checker.looks_at_multiples:
+                return refused_N
+            rest = np.setdiff1d(tokens_N, refused_N).tolist()
+            return np.concatenate((refused_N, self._refused_one_by_one(text, rest)))
         if text.place is Place.NUMBER or text.place is Place.LITERAL:
             goes_on = NUMBER_BYTES if text.place is Place.NUMBER else LETTERS
             alone = np.array([self._table.spelled[token][0] not in goes_on for token in tokens_N.tolist()])
@@ -147,7 +151,9 @@ class Narrowing:
                 refused_N = tokens_N[alone]
             else:
                 refused_N = self._refused_by(outlines.between_V, _checker(ended), ended, tokens_N[alone])
-            others = [t for t in tokens_N[~alone].tolist() if self._table.spelled[t].strip(goes_on)]
+            others = tokens_N[~alone].tolist()
+            if text.place is Place.LITERAL or not checker.looks_at_multiples:
+                others = [token for token in others if self._table.spelled[token].strip(goes_on)]
             return np.concatenate((refused_N, self._refused_one_by_one(text, others)))
         if text.escaped:
             return self._refused_one_by_one(text, tokens_N.tolist())
@@ -189,7 +195,13 @@ class Narrowing:
         return tokens_N[np.isin(places_N, refused)] if refused else tokens_N[:0]
 
     def _refused_one_by_one(self, text: JsonText, tokens: Iterable[int]) -> NDArray[np.int64]:
-        return np.array([token for token in tokens if text.after(self._table.spelled[token]) is None], np.int64)
+        return np.array([token for token in tokens if not self._may_follow(text, token)], np.int64)
+
+    def _may_follow(self, text: JsonText, token: int) -> bool:
+        after = self.after(text, token)
+        if after is None or after.place is not Place.NUMBER:
+            return after is not None
+        return _checker(after).may_begin(after.raw.decode())
 
     def _if_it_ends(self, text: JsonText) -> Checker | None:
         """The checker when the key or string that the text is in has ended, where it does not matter how."""
