@@ -91,16 +91,23 @@ def structure(whitespace: str | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Freedom:
+    """What texts choose that a grammar does not name: keys that may repeat where there are `open_keys`. Objects may run
+    out of them where there are `tight_keys`, and arrays of items that are new where there are `tight_items`."""
+
+    open_keys: bool = False
+    tight_keys: bool = False
+    tight_items: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Written:
     """A grammar without the terminals of `structure`. It allows all that it should, and more where it leaves something
-    out: the keywords of `unsaid`, and that no key comes twice where it `has_open_keys`, which texts make up. Objects
-    may run out of them where it `has_tight_keys`, and arrays of items that are new where it `has_tight_items`."""
+    out: the keywords of `unsaid`, and that no key comes twice where there are open keys."""
 
     text: str
     unsaid: Residue
-    has_open_keys: bool
-    has_tight_keys: bool
-    has_tight_items: bool
+    freedom: Freedom
 
 
 def write(lowering: Lowering, root: Child) -> Written:
@@ -317,8 +324,8 @@ class _Writer:
             lines += [f"any: SCALAR | {array} | {object_}"]
             lines += ["pair: STRING COLON any"]
         text = "\n".join(lines) + "\n"
-        unsaid = frozenset(self._refusals)
-        return Written(text, unsaid, self._has_open_keys, self._has_tight_keys, self._has_tight_items)
+        freedom = Freedom(self._has_open_keys, self._has_tight_keys, self._has_tight_items)
+        return Written(text, frozenset(self._refusals), freedom)
 
     def _symbol(self, child: Child) -> str:
         """The rule or terminal of a child."""

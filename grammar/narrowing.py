@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 
 from specdec.grammar.checker import Checker
 from specdec.grammar.json_text import JsonText, Place, decoded
+from specdec.grammar.lark import Freedom
 from specdec.grammar.numbers import spelling
 from specdec.grammar.token_table import NO_REST, SPECIAL_REST, TokenTable, tokens_of, without
 
+MOST = Freedom(open_keys=True, tight_keys=True, tight_items=True)
 MANY = 256  # tokens of which hardly all lead to nothing
 NUMBER_BYTES = b"-+.0123456789eE"
 LETTERS = b"abcdefghijklmnopqrstuvwxyz"
@@ -24,17 +26,14 @@ BLANKS = b" \t\r\n"
 class Narrowing:
     """Forbids what `checker`, at the beginning of a text, forbids. Shared by all texts of a grammar."""
 
-    __slots__ = ("_has_tight_items", "_has_tight_keys", "_outlines", "_start", "_table")
+    __slots__ = ("_freedom", "_outlines", "_start", "_table")
 
-    def __init__(
-        self, table: TokenTable, checker: Checker, *, has_tight_keys: bool = True, has_tight_items: bool = True
-    ) -> None:
-        """`has_tight_...`: objects may run out of keys, arrays of items that are not there yet."""
+    def __init__(self, table: TokenTable, checker: Checker, freedom: Freedom = MOST) -> None:
+        """`freedom` is what the grammar leaves to texts."""
         self._table = table
         self._outlines = table.outlines
         self._start = JsonText(checker)
-        self._has_tight_keys = has_tight_keys
-        self._has_tight_items = has_tight_items
+        self._freedom = freedom
 
     def start(self) -> JsonText:
         """The empty text."""
@@ -59,7 +58,7 @@ class Narrowing:
         """Those of the tokens of a narrowed row that may lead to where nothing is allowed, on the way to a key or an
         item that is there already."""
         layout = _checker(text).layout
-        if not (self._has_tight_keys if layout.is_object else layout.unique and self._has_tight_items):
+        if not (self._freedom.tight_keys if layout.is_object else layout.unique and self._freedom.tight_items):
             return []
         found: dict[int, None] = {}
         if text.place is Place.KEY or text.place is Place.STRING:
