@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 from specdec.grammar.json_text import Kind, Scalar
+from specdec.grammar.numbers import may_become_multiple
 from specdec.grammar.rules import Canonical, Rule, canonical
 from specdec.grammar.shapes import found_in
 
@@ -36,8 +37,8 @@ def holds(rule: Rule, value: Scalar) -> bool:
     return _combined(rule, lambda inner: holds(inner, value)) is True
 
 
-def _begun(rule: Rule, kind: str) -> Verdict:
-    """What a rule says of a value of which no more than its kind is known."""
+def _begun(rule: Rule, kind: str, beginning: str = "") -> Verdict:
+    """What a rule says of a value of which no more than its kind is known, and how it begins if it is a number."""
     verdict: Verdict = None if kind in ("object", "array") else True
     if rule.kinds is not None and kind not in rule.kinds:
         if not (kind == "number" and "integer" in rule.kinds):
@@ -49,7 +50,9 @@ def _begun(rule: Rule, kind: str) -> Verdict:
         verdict = None
     if (rule.number_tests and kind == "number") or (rule.string_tests and kind == "string"):
         verdict = None
-    return _and(verdict, _combined(rule, lambda inner: _begun(inner, kind)))
+    if kind == "number" and not all(may_become_multiple(beginning, divisor) for divisor in rule.multiples):
+        return False
+    return _and(verdict, _combined(rule, lambda inner: _begun(inner, kind, beginning)))
 
 
 def _unknown(rule: Rule) -> Verdict:
@@ -118,7 +121,17 @@ class Links:
     are false because of the key itself.
     """
 
-    __slots__ = ("_begun", "_unknown", "asked", "attached", "contained", "seen_by", "unevaluated", "unnamed")
+    __slots__ = (
+        "_begun",
+        "_has_multiples",
+        "_unknown",
+        "asked",
+        "attached",
+        "contained",
+        "seen_by",
+        "unevaluated",
+        "unnamed",
+    )
 
     def __init__(self) -> None:
         self.attached: tuple[Rule, ...] = ()
@@ -129,6 +142,7 @@ class Links:
         self.unnamed = 0
         self._begun: dict[Kind, tuple[Verdict, ...]] = {}
         self._unknown: tuple[Verdict, ...] | None = None
+        self._has_multiples: bool | None = None
 
     @property
     def unknown(self) -> tuple[Verdict, ...]:
@@ -136,6 +150,13 @@ class Links:
         if self._unknown is None:
             self._unknown = tuple(map(_unknown, self.attached))
         return self._unknown
+
+    @property
+    def has_multiples(self) -> bool:
+        """Whether an attached rule, or one that it is made of, asks for multiples."""
+        if self._has_multiples is None:
+            self._has_multiples = any(rule.multiples for rule in _inner_first(self.attached))
+        return self._has_multiples
 
     def of_kind(self, kind: Kind) -> tuple[Verdict, ...]:
         """What the attached rules say of a child of which only the kind is known."""
@@ -382,6 +403,18 @@ class Checker:
             after = self._with_child(results, canonical(value) if self.records else None)
             self._alike[alike] = after if after._may_be(None) else None
         return self._alike[alike]
+
+    @property
+    def looks_at_multiples(self) -> bool:
+        """Whether it matters how a number begins that comes next, in this container."""
+        return self._links().has_multiples
+
+    def may_begin(self, number: str) -> bool:
+        """Whether a number that begins so may come next."""
+        links = self._links()
+        if not links.has_multiples:
+            return True
+        return self._may_be(tuple(_begun(rule, "number", number) for rule in links.attached))
 
     def any_string(self) -> Checker | None:
         """What `scalar` gives for all strings that have not been there before, as far as nothing tells them apart; None

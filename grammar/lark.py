@@ -55,7 +55,10 @@ MAX_ATOMS = 6  # tests that tell the keys of one object apart
 MAX_PERMUTED = 6
 MAX_DEPTH_COUNTED = 4  # of values inside others whose number is counted
 MAX_SOME = 4  # rules of which each must be used by some key of one object
-MAX_DIVISOR = 10_000  # without its factors of ten
+MAX_DIVISOR, MAX_PLACES = (
+    10_000,
+    12,
+)  # of what multiples are written of: without its factors of ten, and behind the point
 
 
 class Refused(Exception):
@@ -88,16 +91,23 @@ def structure(whitespace: str | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Freedom:
+    """What texts choose that a grammar does not name: keys that may repeat where there are `open_keys`. Objects may run
+    out of them where there are `tight_keys`, and arrays of items that are new where there are `tight_items`."""
+
+    open_keys: bool = False
+    tight_keys: bool = False
+    tight_items: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Written:
     """A grammar without the terminals of `structure`. It allows all that it should, and more where it leaves something
-    out: the keywords of `unsaid`, and that no key comes twice where it `has_open_keys`, which texts make up. Objects
-    may run out of them where it `has_tight_keys`, and arrays of items that are new where it `has_tight_items`."""
+    out: the keywords of `unsaid`, and that no key comes twice where there are open keys."""
 
     text: str
     unsaid: Residue
-    has_open_keys: bool
-    has_tight_keys: bool
-    has_tight_items: bool
+    freedom: Freedom
 
 
 def write(lowering: Lowering, root: Child) -> Written:
@@ -314,8 +324,8 @@ class _Writer:
             lines += [f"any: SCALAR | {array} | {object_}"]
             lines += ["pair: STRING COLON any"]
         text = "\n".join(lines) + "\n"
-        unsaid = frozenset(self._refusals)
-        return Written(text, unsaid, self._has_open_keys, self._has_tight_keys, self._has_tight_items)
+        freedom = Freedom(self._has_open_keys, self._has_tight_keys, self._has_tight_items)
+        return Written(text, frozenset(self._refusals), freedom)
 
     def _symbol(self, child: Child) -> str:
         """The rule or terminal of a child."""
@@ -469,7 +479,8 @@ class _Writer:
         low, high = bounds(shape.tests)
         shortest = divisor.normalize()
         # Its automaton has a state for each remainder, and takes seconds to build from 100,000 on.
-        exact = divisor < 1 << 31 and shortest.scaleb(-int(shortest.as_tuple().exponent)) <= MAX_DIVISOR
+        places = -int(shortest.as_tuple().exponent)
+        exact = divisor < 1 << 31 and places <= MAX_PLACES and shortest.scaleb(places) <= MAX_DIVISOR
         for bound, name in ((low, "inimum"), (high, "aximum")):
             if bound is None:
                 continue
@@ -479,10 +490,22 @@ class _Writer:
             schema[f"exclusiveM{name}" if exclusive else f"m{name}"] = number
         for test, expected in shape.tests:
             exact = exact and isinstance(test, MultipleOf | Integral | AtLeast) and _is_plain(test, expected)
-        if not exact:
+        body = f"%json {json.dumps(schema)}"
+        if not exact or not is_taken(body):  # as doubles, some divisors have more digits than the backend takes
             self._refusals.update(shape.doubts)
-            return self._terminal(self._number(replace(shape, tests=_without_multiples(shape.tests))))
-        return self._rule(self._name("m"), [f"%json {json.dumps(schema)}"])
+            return self._terminal(self._checked_multiple(shape, divisor))
+        return self._rule(self._name("m"), [body])
+
+    def _checked_multiple(self, shape: Number, divisor: Decimal) -> str:
+        """What a check makes multiples of: short, so that it is made to end in time."""
+        tests = frozenset((test, expected) for test, expected in shape.tests if not isinstance(test, MultipleOf))
+        if divisor == divisor.to_integral_value():
+            tests |= {(Integral(), True)}
+        body = numbers.PLAIN_NUMBER if not tests else self._number(replace(shape, tests=tests))
+        limits = [abs(bound[0]) for bound in bounds(tests) if bound is not None]
+        if all(limit < 10 ** (numbers.MULTIPLE_LENGTH - 4) for limit in limits):
+            body = f"({body} & /-?[0-9.]{{1,{numbers.MULTIPLE_LENGTH}}}/)"
+        return body
 
     # Arrays
 
@@ -912,10 +935,6 @@ def _divisors(shape: Number) -> list[Decimal]:
     return [test.divisor for test, expected in shape.tests if expected and isinstance(test, MultipleOf)]
 
 
-def _without_multiples(tests: Tests) -> Tests:
-    return frozenset((test, expected) for test, expected in tests if not isinstance(test, MultipleOf))
-
-
 def _has_multiple(shape: Number) -> bool:
     """Whether there is a multiple between the bounds."""
     divisor = functools.reduce(_common_multiple, _divisors(shape))
@@ -1016,3 +1035,9 @@ def derives(expression: str) -> bool:
     if matcher.is_error():
         return "atisf" not in matcher.get_error()
     return any(matcher.compute_bitmask()[: 256 // 8])  # the bits after those of the bytes say that the text may end
+
+
+@functools.lru_cache(maxsize=512)
+def is_taken(expression: str) -> bool:
+    """Whether the backend takes an expression as it stands."""
+    return not LLMatcher(_bytes(), LLMatcher.grammar_from_lark(f"start: {expression}\n"), log_level=0).is_error()

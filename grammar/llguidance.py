@@ -218,13 +218,8 @@ def compile_json(
     if matcher.is_error():
         raise refusal(param, f"is too complex: {matcher.get_error()}", "too_large")
     narrowing = None
-    if prepared.has_open_keys or prepared.residue is not None:
-        narrowing = Narrowing(
-            tokens.table,
-            Judge(prepared.residue).start(),
-            has_tight_keys=prepared.has_tight_keys,
-            has_tight_items=prepared.has_tight_items,
-        )
+    if prepared.freedom.open_keys or prepared.residue is not None:
+        narrowing = Narrowing(tokens.table, Judge(prepared.residue).start(), prepared.freedom)
     return _started(source, matcher, tokens, param, narrowing)
 
 

@@ -427,8 +427,6 @@ class Lowering:
 
     def _multiple_of(self, site: _Site, positive: bool) -> Union:
         divisor = Decimal(site.value)
-        if divisor.adjusted() > 9 or -divisor.as_tuple().exponent > 12:  # type: ignore[operator]
-            return self._refused(site, "the divisor is too large or too small", Number)
         tests: Tests = frozenset({(MultipleOf(divisor), positive)})
         reason = "only multiples, within bounds of up to 15 digits, can be written"
         doubts = frozenset({self._refusal(site.place, site.keyword, reason)})

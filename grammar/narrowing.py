@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 
 from specdec.grammar.checker import Checker
 from specdec.grammar.json_text import JsonText, Place, decoded
+from specdec.grammar.lark import Freedom
 from specdec.grammar.numbers import spelling
 from specdec.grammar.token_table import NO_REST, SPECIAL_REST, TokenTable, tokens_of, without
 
+MOST = Freedom(open_keys=True, tight_keys=True, tight_items=True)
 MANY = 256  # tokens of which hardly all lead to nothing
 NUMBER_BYTES = b"-+.0123456789eE"
 LETTERS = b"abcdefghijklmnopqrstuvwxyz"
@@ -24,17 +26,14 @@ BLANKS = b" \t\r\n"
 class Narrowing:
     """Forbids what `checker`, at the beginning of a text, forbids. Shared by all texts of a grammar."""
 
-    __slots__ = ("_has_tight_items", "_has_tight_keys", "_outlines", "_start", "_table")
+    __slots__ = ("_freedom", "_outlines", "_start", "_table")
 
-    def __init__(
-        self, table: TokenTable, checker: Checker, *, has_tight_keys: bool = True, has_tight_items: bool = True
-    ) -> None:
-        """`has_tight_...`: objects may run out of keys, arrays of items that are not there yet."""
+    def __init__(self, table: TokenTable, checker: Checker, freedom: Freedom = MOST) -> None:
+        """`freedom` is what the grammar leaves to texts."""
         self._table = table
         self._outlines = table.outlines
         self._start = JsonText(checker)
-        self._has_tight_keys = has_tight_keys
-        self._has_tight_items = has_tight_items
+        self._freedom = freedom
 
     def start(self) -> JsonText:
         """The empty text."""
@@ -59,7 +58,7 @@ class Narrowing:
         """Those of the tokens of a narrowed row that may lead to where nothing is allowed, on the way to a key or an
         item that is there already."""
         layout = _checker(text).layout
-        if not (self._has_tight_keys if layout.is_object else layout.unique and self._has_tight_items):
+        if not (self._freedom.tight_keys if layout.is_object else layout.unique and self._freedom.tight_items):
             return []
         found: dict[int, None] = {}
         if text.place is Place.KEY or text.place is Place.STRING:
@@ -137,7 +136,11 @@ class Narrowing:
         """Those of some tokens that the checker forbids."""
         checker, outlines = _checker(text), self._outlines
         if text.place is Place.BETWEEN:
-            return self._refused_by(outlines.between_V, checker, text, tokens_N)
+            refused_N = self._refused_by(outlines.between_V, checker, text, tokens_N)
+            if not checker.looks_at_multiples:
+                return refused_N
+            rest = np.setdiff1d(tokens_N, refused_N).tolist()
+            return np.concatenate((refused_N, self._refused_one_by_one(text, rest)))
         if text.place is Place.NUMBER or text.place is Place.LITERAL:
             goes_on = NUMBER_BYTES if text.place is Place.NUMBER else LETTERS
             alone = np.array([self._table.spelled[token][0] not in goes_on for token in tokens_N.tolist()])
@@ -147,7 +150,9 @@ class Narrowing:
                 refused_N = tokens_N[alone]
             else:
                 refused_N = self._refused_by(outlines.between_V, _checker(ended), ended, tokens_N[alone])
-            others = [t for t in tokens_N[~alone].tolist() if self._table.spelled[t].strip(goes_on)]
+            others = tokens_N[~alone].tolist()
+            if text.place is Place.LITERAL or not checker.looks_at_multiples:
+                others = [token for token in others if self._table.spelled[token].strip(goes_on)]
             return np.concatenate((refused_N, self._refused_one_by_one(text, others)))
         if text.escaped:
             return self._refused_one_by_one(text, tokens_N.tolist())
@@ -189,7 +194,13 @@ class Narrowing:
         return tokens_N[np.isin(places_N, refused)] if refused else tokens_N[:0]
 
     def _refused_one_by_one(self, text: JsonText, tokens: Iterable[int]) -> NDArray[np.int64]:
-        return np.array([token for token in tokens if text.after(self._table.spelled[token]) is None], np.int64)
+        return np.array([token for token in tokens if not self._may_follow(text, token)], np.int64)
+
+    def _may_follow(self, text: JsonText, token: int) -> bool:
+        after = self.after(text, token)
+        if after is None or after.place is not Place.NUMBER:
+            return after is not None
+        return _checker(after).may_begin(after.raw.decode())
 
     def _if_it_ends(self, text: JsonText) -> Checker | None:
         """The checker when the key or string that the text is in has ended, where it does not matter how."""

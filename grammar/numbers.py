@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from decimal import Decimal
+from fractions import Fraction
 
 ANY_NUMBER = r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,2})?/"
 ANY_INTEGER = r"/-?(0|[1-9][0-9]*)/"
@@ -11,6 +13,7 @@ PLAIN_NUMBER = r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?/"
 # every reader.
 SHORT_NUMBER = r"/-?([0-9]+|[0-9.]{1,16})/"
 MAX_DIGITS = 400
+MULTIPLE_LENGTH = 24  # characters without the sign, of a multiple that is checked while it is written
 
 
 def at_least(bound: Decimal, exclusive: bool, integral: bool) -> str:
@@ -43,6 +46,33 @@ def spelling(value: Decimal) -> str:
 def fits(value: Decimal) -> bool:
     """Whether a number can be written out in at most 400 digits on either side."""
     return value.is_finite() and (value == 0 or -MAX_DIGITS < value.adjusted() < MAX_DIGITS)
+
+
+def may_become_multiple(beginning: str, divisor: Fraction) -> bool:
+    """Whether a spelling without an exponent that begins so, of at most `MULTIPLE_LENGTH` characters beside its sign,
+    may be a multiple. True for what is longer or has an exponent: of that nothing is said."""
+    digits = beginning.lstrip("-")
+    left = MULTIPLE_LENGTH - len(digits)
+    if not digits or left < 0 or "e" in digits.lower():
+        return True
+    whole, point, fraction = digits.partition(".")
+    first = Fraction(int(whole + fraction), 10 ** len(fraction))
+    step = Fraction(1, 10 ** len(fraction))
+    if point:
+        return _has_multiple(first, step, divisor, len(fraction) + left)
+    # With more digits before a point, if it does not begin with a zero, and behind one.
+    most = left if int(whole) else 0
+    return any(_has_multiple(first * 10**n, Fraction(10**n), divisor, max(0, left - n - 1)) for n in range(most + 1))
+
+
+def _has_multiple(first: Fraction, size: Fraction, divisor: Fraction, places: int) -> bool:
+    """Whether a multiple with so many decimal places lies within `size` from `first` on."""
+    unit = Fraction(1, 10**places)
+    common = Fraction(
+        math.lcm(divisor.numerator * unit.denominator, unit.numerator * divisor.denominator),
+        divisor.denominator * unit.denominator,
+    )
+    return math.ceil(first / common) * common < first + size
 
 
 def integers_between(least: Decimal, above: bool, most: Decimal, below: bool) -> tuple[Decimal, Decimal]:

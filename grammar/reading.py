@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
 from typing import Any
 
+from specdec.grammar.lark import Freedom
 from specdec.grammar.schema import Keyword, PreparedSchema, prepare, reprepare
 from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex, Spec, StructuralTag
 from specdec.grammar.spelling import Spelling
@@ -71,9 +72,7 @@ def packed(reading: Reading) -> dict[str, Any]:
         {
             "text": schema.text,
             "grammar": schema.prepared.text,
-            "has_open_keys": schema.prepared.has_open_keys,
-            "has_tight_keys": schema.prepared.has_tight_keys,
-            "has_tight_items": schema.prepared.has_tight_items,
+            "freedom": astuple(schema.prepared.freedom),
             "keywords": [astuple(keyword) for keyword in schema.prepared.keywords],
             "whitespace": schema.whitespace,
         }
@@ -91,9 +90,7 @@ def unpacked(data: Mapping[str, Any], spec: Spec, remotes: Mapping[str, object])
         prepared = reprepare(
             item["text"],
             item["grammar"],
-            item["has_open_keys"],
-            item["has_tight_keys"],
-            item["has_tight_items"],
+            Freedom(*item["freedom"]),
             keywords,
             formats=formats,
             remotes=remotes,

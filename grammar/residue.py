@@ -221,6 +221,7 @@ def _bound(site: _Site) -> None:
 def _multiple_of(site: _Site) -> None:
     divisor = Fraction(Decimal(site.value))
     site.rule.number_tests += (lambda number: Fraction(number) % divisor == 0,)
+    site.rule.multiples += (divisor,)
 
 
 def _string(site: _Site) -> None:

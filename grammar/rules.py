@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 # A value as something that equals exactly what equals it in JSON: 1 is 1.0, and true is neither.
@@ -41,6 +42,7 @@ class Rule:
         "most_contained",
         "most_items",
         "most_keys",
+        "multiples",
         "names",
         "negated",
         "number_tests",
@@ -64,6 +66,7 @@ class Rule:
         self.kinds: frozenset[str] | None = None
         self.listed: frozenset[Canonical] | None = None
         self.number_tests: tuple[Callable[[Decimal], bool], ...] = ()
+        self.multiples: tuple[Fraction, ...] = ()
         self.string_tests: tuple[Callable[[str], bool], ...] = ()
 
         self.looks = True

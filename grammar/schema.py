@@ -44,13 +44,11 @@ class Keyword:
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedSchema:
     """A schema ready for the backend: `text` is its grammar in llguidance's Lark notation, without the terminals of
-    `lark.structure`; the `has_...` are those of `lark.Written`, and `residue` is what the grammar leaves out otherwise.
+    `lark.structure`; `freedom` is what it leaves to texts, and `residue` what it leaves out otherwise.
     `draft` is the URI of the schema's draft, and `validator` judges whole values by the schema as it came."""
 
     text: str
-    has_open_keys: bool
-    has_tight_keys: bool
-    has_tight_items: bool
+    freedom: lark.Freedom
     residue: Rule | None
     keywords: tuple[Keyword, ...]
     draft: str
@@ -117,24 +115,13 @@ def prepare(
     except lark.Refused as error:
         raise _refused(str(error), "unsupported_schema", lowering, frozenset(error.refusals)) from error
     keywords = _keywords(lowering, written.unsaid)
-    return PreparedSchema(
-        written.text,
-        written.has_open_keys,
-        written.has_tight_keys,
-        written.has_tight_items,
-        rule,
-        keywords,
-        URIS[draft],
-        validator,
-    )
+    return PreparedSchema(written.text, written.freedom, rule, keywords, URIS[draft], validator)
 
 
 def reprepare(
     schema_text: str,
     text: str,
-    has_open_keys: bool,
-    has_tight_keys: bool,
-    has_tight_items: bool,
+    freedom: lark.Freedom,
     keywords: tuple[Keyword, ...],
     *,
     formats: Formats = "assert",
@@ -149,9 +136,7 @@ def reprepare(
         documents = Documents(schema, draft, remotes)
         rule = residue(documents, Is(documents.root), unsaid, assert_formats=formats == "assert")
     validator = _validator(schema, draft, formats, remotes)
-    return PreparedSchema(
-        text, has_open_keys, has_tight_keys, has_tight_items, rule, keywords, URIS[draft], validator
-    )
+    return PreparedSchema(text, freedom, rule, keywords, URIS[draft], validator)
 
 
 def check_schema(

@@ -5,20 +5,25 @@ from __future__ import annotations
 import json
 import os
 import random
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from specdec.evals.structured import Times
 from specdec.grammar.checker import Judge
 from specdec.grammar.json_text import JsonText
 from specdec.grammar.lowering import ReferenceLoop
+from specdec.grammar.numbers import may_become_multiple
 from specdec.grammar.references import Documents
 from specdec.grammar.residue import VALIDATORS, residue
 from specdec.grammar.schema import check_schema, prepare
 from specdec.grammar.shapes import Is
-from specdec.grammar.validated import read_json
+from specdec.grammar.spec import JsonSchema
+from specdec.grammar.validated import problem, read_json
 from tests.grammar import schema_pairs
+from tests.grammar.schema_law import BYTES
 from tests.grammar.schema_texts import accepts, compact, compiled
 from tests.grammar.test_schema_random import loose_schema, loose_value
 
@@ -210,3 +215,51 @@ def test_the_official_suite_is_judged_right_without_a_grammar(draft: int) -> Non
                 assert (forbidden_at(judge, json.dumps(test["data"])) is None) is test["valid"], where
                 count += 1
     assert count > 800
+
+
+@pytest.mark.parametrize(
+    ("beginning", "divisor", "may_be"),
+    [
+        ("", "7", True),
+        ("-", "0.5", True),
+        ("12", "123457", True),
+        ("0", "123457", True),
+        ("0.", "123457", True),  # 0.0
+        ("0.1", "123457", False),
+        ("123457", "123457", True),
+        ("1.6", "0.5", False),
+        ("1.5", "0.5", True),
+        ("1.50", "0.5", True),
+        ("1.51", "0.5", False),
+        ("-1.", "0.25", True),
+        ("1234567", "1000000007", True),
+        ("12345678901234567890123", "1000000007", False),  # one digit is left
+        ("1e5", "7", True),
+    ],
+)
+def test_a_number_is_begun_only_where_it_may_become_a_multiple(beginning: str, divisor: str, may_be: bool) -> None:
+    assert may_become_multiple(beginning, Fraction(divisor)) is may_be
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "multipleOf": 0.123456789},
+        {"type": "number", "multipleOf": 123457},
+        {"type": "number", "multipleOf": 1e-20},
+        {"type": "array", "items": {"type": "integer", "multipleOf": 1000003}, "minItems": 2, "maxItems": 3},
+        {"type": "object", "additionalProperties": {"type": "number", "multipleOf": 0.0003}, "minProperties": 2},
+        {"anyOf": [{"type": "number", "multipleOf": 99991}, {"type": "boolean"}]},
+    ],
+    ids=str,
+)
+def test_random_multiples_come_to_an_end(schema: Any) -> None:
+    for number in range(8):
+        tokens, outcome, why = BYTES.walker.walk(
+            BYTES.compiler.compile(JsonSchema(schema, "compact")), random.Random(number), 120, Times()
+        )
+        assert outcome != "dead_end", why
+        if outcome == "finished":
+            text = b"".join(map(BYTES.vocabulary.tokenizer.token_bytes, tokens))
+            assert problem(text, prepare(json.dumps(schema)).validator) is None
+    assert outcome == "finished"
