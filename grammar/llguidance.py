@@ -176,10 +176,10 @@ class LlguidanceMatcher:
             self._check()
             raise MatcherFailed(f"token {tokens[count]} cannot follow")
 
-    def rollback(self, count: int) -> None:
-        """See `Matcher.rollback`."""
-        if not self._matcher.rollback(count):
-            raise MatcherFailed(self._matcher.get_error() or f"cannot roll back {count} tokens")
+    def copy(self) -> LlguidanceMatcher:
+        """See `Matcher.copy`. Takes time in the length of the text: 40 us for 1,000 tokens."""
+        self._check()
+        return LlguidanceMatcher(self._matcher.deep_copy(), self._num_words)
 
     def forced(self) -> Seq[int]:
         """See `Matcher.forced`: canonical tokens, the last one held back where it may merge with what follows."""

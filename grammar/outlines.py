@@ -93,30 +93,30 @@ class Automaton:
 
 
 class AutomatonMatcher:
-    """A `Matcher` over an `Automaton`: the states of the text so far."""
+    """A `Matcher` over an `Automaton`: the state that the text so far leads to."""
 
-    __slots__ = ("_automaton", "_states")
+    __slots__ = ("_automaton", "_state")
 
-    def __init__(self, automaton: Automaton) -> None:
+    def __init__(self, automaton: Automaton, state: int = 0) -> None:
         self._automaton = automaton
-        self._states = [0]
+        self._state = state
 
     def fill(self, words_W: NDArray[np.int32], address: int) -> bool:
         """See `Matcher.fill`."""
-        words_W[:] = self._automaton.rows_SW[self._states[-1]]
-        return bool(self._automaton.ends_S[self._states[-1]])
+        words_W[:] = self._automaton.rows_SW[self._state]
+        return bool(self._automaton.ends_S[self._state])
 
     def consume(self, tokens: Seq[int]) -> None:
         """See `Matcher.consume`."""
         for token in tokens:
-            state = self._automaton.next(self._states[-1], token)
+            state = self._automaton.next(self._state, token)
             if state is None:
                 raise MatcherFailed(f"token {token} cannot follow")
-            self._states.append(state)
+            self._state = state
 
-    def rollback(self, count: int) -> None:
-        """See `Matcher.rollback`."""
-        del self._states[len(self._states) - count :]
+    def copy(self) -> AutomatonMatcher:
+        """See `Matcher.copy`."""
+        return AutomatonMatcher(self._automaton, self._state)
 
     def forced(self) -> Seq[int]:
         """See `Matcher.forced`: none. A row tells which tokens may follow, not which the tokenizer would write."""

@@ -297,9 +297,9 @@ def _codes(grammar: str, max_masks: int | None) -> list[int] | None:
         masks += 1
         if max_masks is not None and masks > max_masks:
             return None
-        matcher.try_consume_tokens(list(path))
-        matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-        matcher.rollback(len(path))
+        branch = matcher.deep_copy()
+        branch.try_consume_tokens(list(path))
+        branch.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")[:256]).tolist()
         deeper = []
         for byte in allowed:

@@ -1,7 +1,8 @@
 """A constraint over draft trees, for any backend that can fill a row, step forward and step back.
 
-The walk is depth first and lazy: the matcher moves only when a row is wanted that nobody has asked for since the last
-`advance`, and it rolls back once a branch. It knows no grammar and no model. V vocabulary, W words of 32 bits.
+The walk is depth first and lazy: a matcher moves only when a row is wanted that nobody has asked for since the last
+`advance`, and each branch goes along a copy of the one that stands after the committed tokens. It knows no grammar and
+no model. V vocabulary, W words of 32 bits.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ class Matcher(Protocol):
         """Move past `tokens`, none of them an end token."""
         ...
 
-    def rollback(self, count: int) -> None:
-        """Move back over the last `count` tokens."""
+    def copy(self) -> Matcher:
+        """Another one at the same place. Nothing ever steps back: llguidance 1.9.1 fills a row for the wrong place now
+        and then once it has."""
         ...
 
     def forced(self) -> Seq[int]:
@@ -122,6 +124,7 @@ class TreeConstraint:
 
     __slots__ = (
         "_blank",
+        "_branch",
         "_committed",
         "_failure",
         "_forced",
@@ -150,7 +153,8 @@ class TreeConstraint:
         self._vocabulary = vocabulary
         self._committed: list[int] = []
         self._matcher: Matcher | None = start()
-        self._path: tuple[int, ...] = ()  # where the matcher stands, counted from the committed tokens
+        self._branch: Matcher | None = None  # a copy of the matcher that went along `_path`
+        self._path: tuple[int, ...] = ()
         self._blank = BlankRows(len(vocabulary.text_words_W))
         self._rows: dict[tuple[int, ...], NDArray[np.int32] | None] = {}  # None where the backend fails
         self._forced: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -209,7 +213,7 @@ class TreeConstraint:
             self._forced[path] = ()
         if path not in self._forced:
             try:
-                forced = self._ask(path, lambda matcher: list(matcher.forced()))
+                forced = self._ask(path, lambda matcher: list(matcher.copy().forced()))
             except ConstraintError:
                 if not path:
                     raise
@@ -225,11 +229,11 @@ class TreeConstraint:
         if not tokens:
             return
         path = tuple(tokens)
-        self._ask(path, lambda matcher: None)
+        self._ask((), lambda matcher: matcher.consume(path))
         if self._narrowing is not None:
             self._texts = {(): self._text(path)}
         self._committed.extend(path)
-        self._path = ()
+        self._branch = None
         self._rows.clear()
         self._forced.clear()
 
@@ -326,22 +330,20 @@ class TreeConstraint:
         raise AssertionError("not reached")
 
     def _move(self, path: tuple[int, ...]) -> Matcher:
-        """The matcher, brought to stand after `path`."""
+        """A matcher that stands after `path`: the one of the committed tokens, or a copy that went on."""
         if self._matcher is None:
             matcher = self._restart()
             if self._committed:
                 matcher.consume(self._committed)
-            self._matcher, self._path = matcher, ()
-        here = self._path
-        shared = len(here)
-        while path[:shared] != here[:shared]:
-            shared -= 1
-        if shared < len(here):
-            self._matcher.rollback(len(here) - shared)
-        if shared < len(path):
-            self._matcher.consume(path[shared:])
+            self._matcher, self._branch = matcher, None
+        if not path:
+            return self._matcher
+        if self._branch is None or path[: len(self._path)] != self._path:
+            self._branch, self._path = self._matcher.copy(), ()
+        if len(path) > len(self._path):
+            self._branch.consume(path[len(self._path) :])
         self._path = path
-        return self._matcher
+        return self._branch
 
 
 def _count(words_W: NDArray[np.int32]) -> int:

@@ -142,12 +142,9 @@ class XgrammarMatcher:
             if not self._matcher.accept_token(token):
                 raise MatcherFailed(f"token {token} cannot follow")
 
-    def rollback(self, count: int) -> None:
-        """See `Matcher.rollback`."""
-        try:
-            self._matcher.rollback(count)
-        except RuntimeError as error:
-            raise MatcherFailed(str(error)) from error
+    def copy(self) -> XgrammarMatcher:
+        """See `Matcher.copy`."""
+        return XgrammarMatcher(self._matcher.fork(), self._end_id)
 
     def forced(self) -> Seq[int]:
         """See `Matcher.forced`: none. What xgrammar names is not as the model's tokenizer would write it."""

@@ -463,8 +463,8 @@ def test_a_failure_on_committed_tokens_is_final_and_costs_one_rebuild() -> None:
         def consume(self, tokens: Seq[int]) -> None:
             """Goes anywhere."""
 
-        def rollback(self, count: int) -> None:
-            """Comes back."""
+        def copy(self) -> Broken:
+            return self
 
     def rebuild() -> Broken:
         rebuilt.append(True)
