@@ -16,7 +16,7 @@ from specdec.grammar.shapes import found_in
 # What is known of a value that is not complete: None while what follows decides.
 Verdict = bool | None
 
-MAX_REMEMBERED = 4_096  # names of keys a layout
+MAX_REMEMBERED = 4_096  # layouts, and names of keys for each
 _KINDS = ("null", "boolean", "number", "string", "array", "object")
 _KIND_NAMES = {Kind.OBJECT: "object", Kind.ARRAY: "array", Kind.STRING: "string", Kind.NUMBER: "number"}
 
@@ -300,6 +300,8 @@ class Judge:
         """The layout of a container with these rules."""
         key = (attached, is_object)
         if key not in self._layouts:
+            if len(self._layouts) >= MAX_REMEMBERED:
+                self._layouts.clear()
             self._layouts[key] = Layout(attached, is_object)
         return self._layouts[key]
 

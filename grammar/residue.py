@@ -63,7 +63,7 @@ def residue(documents: Documents, root: Is, unsaid: Set[str], *, assert_formats:
     builder = _Builder(documents, unsaid, assert_formats)
     root = builder.within(root)
     builder.explore(root)
-    return builder.rule(root, sure=True) if root in builder.incomplete else None
+    return builder.whole(root) if root in builder.incomplete else None
 
 
 class _Builder:
@@ -73,6 +73,7 @@ class _Builder:
         self._assert_formats = assert_formats
         self._parts: dict[Is, tuple[_Part, ...]] = {}
         self._rules: dict[tuple[Is, bool], Rule] = {}
+        self._unfilled: list[tuple[Rule, Is, bool]] = []
         self.incomplete: set[Is] = set()  # schemas that the grammar does not enforce as a whole
 
     def within(self, schema: Is) -> Is:
@@ -103,17 +104,12 @@ class _Builder:
                     pending.append(schema)
         self._check_loops()
 
-    def rule(self, schema: Is, *, sure: bool) -> Rule:
-        """The rule of a schema; where it is `sure` that the value is what the grammar says, of what that leaves out."""
-        # What looks at items and keys is judged as a whole: it matters which of the other keywords have looked.
-        sure = sure and not any(keyword.startswith("unevaluated") for keyword in self._keywords(schema.place))
-        if (schema, sure) not in self._rules:
-            value = self._documents.schema(schema.place)
-            if isinstance(value, bool):
-                return Rule() if value else NEVER
-            self._rules[schema, sure] = rule = Rule()
-            self._fill(rule, schema, sure)
-        return self._rules[schema, sure]
+    def whole(self, root: Is) -> Rule:
+        """The rule of `root`, with all that it leads to."""
+        rule = self._rule(root, sure=True)
+        while self._unfilled:
+            self._fill(*self._unfilled.pop())
+        return rule
 
     # Reading
 
@@ -170,6 +166,19 @@ class _Builder:
 
     # Writing
 
+    def _rule(self, schema: Is, *, sure: bool) -> Rule:
+        """The rule of a schema, yet to be filled; where it is `sure` that the value is what the grammar says, of what
+        that leaves out."""
+        # What looks at items and keys is judged as a whole: it matters which of the other keywords have looked.
+        sure = sure and not any(keyword.startswith("unevaluated") for keyword in self._keywords(schema.place))
+        if (schema, sure) not in self._rules:
+            value = self._documents.schema(schema.place)
+            if isinstance(value, bool):
+                return Rule() if value else NEVER
+            self._rules[schema, sure] = rule = Rule()
+            self._unfilled.append((rule, schema, sure))
+        return self._rules[schema, sure]
+
     def _fill(self, rule: Rule, schema: Is, sure: bool) -> None:
         value, draft = self._documents.schema(schema.place), self._documents.draft(schema.place)
         for keyword in self._keywords(schema.place):
@@ -185,7 +194,7 @@ class _Builder:
             # Where the keyword is enforced but for what is inside, its schemas hold if it asks for all of them.
             hold = not whole and keyword in _ASKS_FOR_ALL
             inner = {
-                part.token: self.rule(part.schema, sure=hold)
+                part.token: self._rule(part.schema, sure=hold)
                 for part in parts
                 if not hold or part.schema in self.incomplete
             }

@@ -114,6 +114,16 @@ def test_what_the_grammar_says_is_not_checked_again(schema: Any) -> None:
     assert prepare(json.dumps(schema)).residue is None
 
 
+def test_a_long_chain_of_parts_is_checked_to_its_end() -> None:
+    count = 150
+    parts: dict[str, Any] = {f"d{i}": {"properties": {"x": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(count)}
+    schema = {"$ref": "#/$defs/d0", "$defs": parts | {f"d{count}": {"uniqueItems": True}}}
+    judge = Judge(prepare(json.dumps(schema)).residue)
+    right, wrong = ('{"x":' * count + items + "}" * count for items in ("[1,2]", "[1,1]"))
+    assert forbidden_at(judge, right) is None
+    assert forbidden_at(judge, wrong) == wrong.index("]")
+
+
 def test_only_what_is_left_out_is_checked() -> None:
     """An enforced part that holds nothing unsaid has no rule; one that does keeps what leads there."""
     schema = {
