@@ -8,6 +8,9 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from specdec.grammar.json_text import Kind, Scalar
 from specdec.grammar.numbers import may_become_multiple
 from specdec.grammar.rules import Canonical, Rule, canonical
@@ -322,7 +325,7 @@ class Checker:
     asks for another. `bad` rules, as bits, are those that a child has made false; `hits` the items that count, for each
     counting rule; `loose`, for children that somebody must look at, who has and whom it makes false otherwise; `seen`
     the items, and whether one was `repeated`. Where it `records`, `parts` are the values so far, the last one first.
-    `answers` are for whoever asks it what may follow.
+    `answers` and `rows` are for whoever asks it what may follow.
     """
 
     __slots__ = (
@@ -343,6 +346,7 @@ class Checker:
         "parts",
         "records",
         "repeated",
+        "rows",
         "seen",
     )
 
@@ -364,6 +368,7 @@ class Checker:
         self.parts: Any = None
         self._alike: dict[object, Checker | None] = {}
         self.answers: dict[tuple[bytes, bool], bool] = {}
+        self.rows: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None
         self._verdicts: dict[tuple[tuple[Verdict, ...] | None, bool], tuple[Verdict, ...]] = {}
 
     # Events
@@ -496,6 +501,7 @@ class Checker:
         copy._verdicts = {}
         copy._alike = {}
         copy.answers = {}
+        copy.rows = None
         return copy
 
     def _links(self) -> Links:

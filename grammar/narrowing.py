@@ -14,7 +14,7 @@ from specdec.grammar.checker import Checker
 from specdec.grammar.json_text import JsonText, Place, decoded
 from specdec.grammar.lark import Freedom
 from specdec.grammar.numbers import spelling
-from specdec.grammar.token_table import NO_REST, SPECIAL_REST, TokenTable, tokens_of, without
+from specdec.grammar.token_table import NO_REST, SPECIAL_REST, TokenTable, among, row_of, tokens_of, without
 
 MOST = Freedom(open_keys=True, tight_keys=True, tight_items=True)
 MANY = 256  # tokens of which hardly all lead to nothing
@@ -111,11 +111,37 @@ class Narrowing:
         end_words_W = self._table.end_words_W
         if text.place is Place.NUMBER and not text.open and (words_W & end_words_W).any() and text.ended() is None:
             words_W &= ~end_words_W
-        tokens_N = tokens_of(self._candidates(words_W, text))
+        candidates_W = self._candidates(words_W, text)
+        in_string = text.place is Place.KEY or text.place is Place.STRING
+        alike = self._if_it_ends(text) if in_string and not text.escaped else None
+        if alike is not None:
+            self._narrow_endings(words_W, candidates_W, text, alike)
+            return
+        tokens_N = among(self._outlines.quoted_N, candidates_W) if in_string else tokens_of(candidates_W)
         if len(tokens_N):
             refused_N = self._refused(text, tokens_N)
             if len(refused_N):
                 without(words_W, refused_N)
+
+    def _narrow_endings(
+        self, words_W: NDArray[np.int32], candidates_W: NDArray[np.int32], text: JsonText, alike: Checker
+    ) -> None:
+        """Clear the bits of candidates that the checker forbids, where it is `alike` however a string ends. What has
+        been tried for one row of the string need not be tried for the next."""
+        outlines = self._outlines
+        tried_W, refused_W = alike.rows or (np.zeros_like(words_W), np.zeros_like(words_W))
+        new_W = candidates_W & ~tried_W
+        if new_W.any():
+            tokens_N = among(outlines.quoted_N, new_W)
+            tokens_N = tokens_N[outlines.rest_V[tokens_N] >= 0]
+            refused_N = self._refused_by(outlines.rest_V, alike, _between(alike, text), tokens_N)
+            tried_W = tried_W | new_W
+            refused_W = refused_W | row_of(refused_N, len(words_W))
+            alike.rows = (tried_W, refused_W)
+        words_W &= ~(refused_W & candidates_W)
+        special_N = self._refused_one_by_one(text, among(outlines.special_N, candidates_W).tolist())
+        if len(special_N):
+            without(words_W, special_N)
 
     def _candidates(self, words_W: NDArray[np.int32], text: JsonText) -> NDArray[np.int32]:
         """The tokens of a row that the checker may forbid."""
@@ -163,20 +189,16 @@ class Narrowing:
         special_N &= rest_N != NO_REST
         plain_N = ~special_N & (rest_N != NO_REST)
         refused = [self._refused_one_by_one(text, tokens_N[special_N].tolist())]
-        alike = self._if_it_ends(text)
-        if alike is not None:
-            refused.append(self._refused_by(outlines.rest_V, alike, _between(alike, text), tokens_N[plain_N]))
-        else:
-            by_content: dict[bytes, list[int]] = {}
-            for token in tokens_N[plain_N].tolist():
-                by_content.setdefault(outlines.contents[token], []).append(token)
-            for content, tokens in by_content.items():
-                value = decoded((text.raw + content).decode())
-                after = checker.key_like(value) if text.place is Place.KEY else checker.scalar_like(value)
-                if after is None:
-                    refused.append(np.array(tokens))
-                else:
-                    refused.append(self._refused_by(outlines.rest_V, after, _between(after, text), np.array(tokens)))
+        by_content: dict[bytes, list[int]] = {}
+        for token in tokens_N[plain_N].tolist():
+            by_content.setdefault(outlines.contents[token], []).append(token)
+        for content, tokens in by_content.items():
+            value = decoded((text.raw + content).decode())
+            after = checker.key_like(value) if text.place is Place.KEY else checker.scalar_like(value)
+            if after is None:
+                refused.append(np.array(tokens))
+            else:
+                refused.append(self._refused_by(outlines.rest_V, after, _between(after, text), np.array(tokens)))
         return np.concatenate(refused)
 
     def _refused_by(
@@ -205,6 +227,8 @@ class Narrowing:
     def _if_it_ends(self, text: JsonText) -> Checker | None:
         """The checker when the key or string that the text is in has ended, where it does not matter how."""
         checker = _checker(text)
+        if checker.outer is not None and checker.outer.records:  # a container that closes is compared as a whole
+            return None
         if text.place is Place.STRING:
             if checker.layout.unique and any(used.startswith(text.so_far()) for used in _used(text)):
                 return None

@@ -65,13 +65,16 @@ class Outlines:
     """Tokens by what a checker is told of them: the outline of token v, taken between values, is
     `texts[between_V[v]]`. Taken inside a string that it ends behind `contents[v]`, the outline of the rest is
     `texts[rest_V[v]]`; `NO_REST` where the string goes on, `SPECIAL_REST` where other strings or numbers are complete
-    in the rest. `closing_T` says which texts close a container."""
+    in the rest. `closing_T` says which texts close a container, `quoted_N` are all tokens with a quote, and
+    `special_N` those with a special rest."""
 
     texts: tuple[bytes, ...]
     closing_T: NDArray[np.bool_]
     between_V: NDArray[np.int32]
     rest_V: NDArray[np.int32]
     contents: Mapping[int, bytes]
+    quoted_N: NDArray[np.int64]
+    special_N: NDArray[np.int64]
 
     @classmethod
     def of(cls, spelled: Sequence[bytes]) -> Outlines:
@@ -89,7 +92,10 @@ class Outlines:
                 plain = _PLAIN.fullmatch(rest) is not None
                 rest_V[token] = places.setdefault(rest, len(places)) if plain else SPECIAL_REST
         closing_T = np.array([b"}" in text or b"]" in text for text in places])
-        return cls(tuple(places), closing_T, between_V, rest_V, contents)
+        quoted_N = np.array([token for token, data in enumerate(spelled) if b'"' in data], np.int64)
+        return cls(
+            tuple(places), closing_T, between_V, rest_V, contents, quoted_N, np.flatnonzero(rest_V == SPECIAL_REST)
+        )
 
 
 def outline(data: bytes) -> bytes:
@@ -115,6 +121,20 @@ def tokens_of(words_W: NDArray[np.int32]) -> NDArray[np.int64]:
     bits = np.unpackbits(words_W[places].view(np.uint8), bitorder="little").reshape(-1, 32)
     rows, columns = np.nonzero(bits)
     return places[rows] * 32 + columns
+
+
+def among(tokens_N: NDArray[np.int64], words_W: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Those of a few tokens whose bits a row has."""
+    found_N: NDArray[np.int64] = tokens_N[(words_W[tokens_N >> 5] >> (tokens_N & 31) & 1).astype(np.bool_)]
+    return found_N
+
+
+def row_of(tokens_N: NDArray[np.int64], num_words: int) -> NDArray[np.int32]:
+    """`[W]`: a row with the bits of some tokens."""
+    bits = np.zeros(num_words * 32, np.bool_)
+    bits[tokens_N] = True
+    words_W: NDArray[np.int32] = np.packbits(bits, bitorder="little").view(np.int32)
+    return words_W
 
 
 def without(words_W: NDArray[np.int32], tokens_N: NDArray[np.int64]) -> None:
