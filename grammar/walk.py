@@ -229,9 +229,11 @@ class TreeConstraint:
         if not tokens:
             return
         path = tuple(tokens)
-        self._ask((), lambda matcher: matcher.consume(path))
+        # A copy that went on takes the place of the matcher of the committed tokens, once all tokens are taken.
+        matcher = self._ask(path, lambda matcher: matcher)
         if self._narrowing is not None:
             self._texts = {(): self._text(path)}
+        self._matcher = matcher
         self._committed.extend(path)
         self._branch = None
         self._rows.clear()
