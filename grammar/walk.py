@@ -229,8 +229,13 @@ class TreeConstraint:
         if not tokens:
             return
         path = tuple(tokens)
-        # A copy that went on takes the place of the matcher of the committed tokens, once all tokens are taken.
-        matcher = self._ask(path, lambda matcher: matcher)
+        if len(path) == 1 and self._branch is None and () in self._rows and self._allowed(path):
+            # No draft went on, and the token is known to be taken: a copy would cost time in the length of the text.
+            self._ask((), lambda matcher: matcher.consume(path))
+            matcher = self._matcher
+        else:
+            # A copy that went on takes the place of the matcher of the committed tokens, once all tokens are taken.
+            matcher = self._ask(path, lambda matcher: matcher)
         if self._narrowing is not None:
             self._texts = {(): self._text(path)}
         self._matcher = matcher

@@ -572,3 +572,28 @@ def test_a_bound_on_rows_cuts_drafts_and_changes_no_row() -> None:
         np.testing.assert_array_equal(mask.allowed(node), row_of(grammar.start()))
     bounded.advance(encode("a") * 2)
     assert bounded.prune(letters) == letters.keep([0, 1, 2])
+
+
+def test_a_text_without_drafts_copies_no_matcher() -> None:
+    """A copy costs time in the length of the text: one a token would make long texts quadratic."""
+
+    class Anything:
+        def fill(self, words_W: NDArray[np.int32], address: int) -> bool:
+            words_W[:] = -1
+            return True
+
+        def forced(self) -> list[int]:
+            return []
+
+        def consume(self, tokens: Seq[int]) -> None:
+            consumed.extend(tokens)
+
+        def copy(self) -> Anything:
+            raise AssertionError("copied")
+
+    consumed: list[int] = []
+    constraint = TreeConstraint(Anything, Anything, Vocabulary.of(VOCAB_SIZE, range(3, VOCAB_SIZE), END_IDS))
+    for token in (5, 6, 7):
+        constraint.mask(chain(0, [], "x"), 0, TokenMask(1, VOCAB_SIZE))
+        constraint.advance([token])
+    assert consumed == [5, 6, 7]
