@@ -86,13 +86,14 @@ def tree_attention(
 @dataclass(frozen=True, slots=True)
 class PagedRows:
     """Where the rows of a batch look: `tables` are the slots of all sequences end to end, row r's sequence begins at
-    `starts_R[r]`; all int64 on the CPU. No row sees more than `longest` slots."""
+    `starts_R[r]`; all int64 on the CPU. No row sees more than `longest` slots, nor one below `first`."""
 
     tables: Tensor
     starts_R: Tensor
     prefix_R: Tensor
     ancestors_R: Tensor
     longest: int
+    first: int = 0
 
 
 PARALLEL_FROM = 400_000  # multiplications; below, a second thread costs more than it brings
@@ -129,7 +130,7 @@ def native_tree_attention(
         slots.data_ptr(),
         weights.data_ptr(),
         *(num_rows, num_heads, num_groups, head_size, num_slots * head_size, rows.longest),
-        *(0, window or 0, scale, softcap or 0.0, threads),
+        *(rows.first, window or 0, scale, softcap or 0.0, threads),
     )
     return out_RHK
 

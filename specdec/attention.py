@@ -24,22 +24,28 @@ class _Context:
     num_slots: int
     prefix_R: Tensor
     ancestors_R: Tensor
+    first: int
     hidden: dict[int | None, Tensor | None] = field(default_factory=dict)
 
     def hidden_from_rows(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
         if window not in self.hidden:
-            seen_RN = visible(self.prefix_R, self.ancestors_R, self.num_slots, window=window)
+            seen_RN = visible(self.prefix_R, self.ancestors_R, self.num_slots, first=self.first, window=window)
             hidden_RN = torch.zeros(seen_RN.shape, dtype=dtype, device=seen_RN.device)
             self.hidden[window] = None if bool(seen_RN.all()) else hidden_RN.masked_fill_(~seen_RN, -torch.inf)
         return self.hidden[window]
 
 
 class PagedAttention:
-    """The `Attend` of a step: `plan` it, then hand it to the model. In C where that serves, else in torch."""
+    """The `Attend` of a step: `plan` it, then hand it to the model. In C where that serves, else in torch.
 
-    def __init__(self, cache: KVCache, device: str) -> None:
+    No row sees a slot below `first`: a drafter whose rows pair a token with the feature of the one before has none in
+    slot 0.
+    """
+
+    def __init__(self, cache: KVCache, device: str, first: int = 0) -> None:
         self.cache = cache
         self.device = device
+        self.first = first
         self.is_native = all(serves(keys.shape[-1], keys.dtype, device) for keys in cache.keys)
         self._slots_R = torch.empty(0, dtype=torch.int64)
         self._rows: PagedRows | None = None
@@ -101,6 +107,7 @@ class PagedAttention:
             batch.prefix_R.contiguous(),
             batch.ancestors_R.contiguous(),
             max(batch.lengths_S),
+            self.first,
         )
 
     def _context(self, batch: Batch, index: int) -> _Context:
@@ -117,4 +124,5 @@ class PagedAttention:
             num_slots,
             batch.prefix_R[start:end].to(self.device),
             batch.ancestors_R[start:end].to(self.device),
+            self.first,
         )

@@ -6,13 +6,33 @@ R rows, L logits rows, S sequences, B blocks of the widest table. Rows of one se
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from specdec.blocks import SCRAP
 from specdec.sequence import Span
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of one sequence, at least one, by rising slot: see `Batch`, but slots are indices in the sequence, which
+    its block table `blocks` places. The last `num_logits` rows ask for logits."""
+
+    blocks: Sequence[int]
+    tokens: Sequence[int]
+    positions: Sequence[int]
+    slots: Sequence[int]
+    prefix: Sequence[int]
+    ancestors: Sequence[int]
+    num_logits: int = 0
+
+    @staticmethod
+    def known(blocks: Sequence[int], tokens: Sequence[int], start: int) -> Rows:
+        """Consecutive tokens of a text from slot `start` on: each sees all before it."""
+        places = range(start, start + len(tokens))
+        return Rows(blocks, tokens, places, places, places, [1] * len(tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +68,11 @@ class Batch:
     @staticmethod
     def build(spans: Sequence[Span], block_size: int) -> Batch:
         """Lay out the rows of all spans, in order, as their `first_row` and `first_logit` say."""
+        return Batch.of([_rows(span) for span in spans], block_size)
+
+    @staticmethod
+    def of(parts: Sequence[Rows], block_size: int) -> Batch:
+        """Lay out the rows of some sequences, one after the other."""
         tokens: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -57,25 +82,17 @@ class Batch:
         rows: list[tuple[int, int]] = []
         lengths: list[int] = []
         tables: list[tuple[int, ...]] = []
-        for span in spans:
-            seq, tree, start, root = span.seq, span.tree, span.seq.num_computed, span.root_slot
-            num_drafts = tree.num_drafts
-            known = range(start, root + 1)
-            tokens += seq.tokens[start : root + 1]
-            positions += known
-            prefix += known
-            ancestors += [1] * span.known
-            if num_drafts:
-                tokens += tree.tokens[1:]
-                positions += [root + depth for depth in tree.depths()[1:]]
-                prefix += [root] * num_drafts
-                ancestors += tree.ancestors()[1:]
-            end = root + 1 + num_drafts
-            table = seq.blocks[: -(-end // block_size)]
-            slots += [table[slot // block_size] * block_size + slot % block_size for slot in range(start, end)]
-            rows.append((span.first_row, span.first_row + span.num_rows))
-            root_row = span.first_row + span.known - 1
-            logit_rows += range(root_row, root_row + len(tree))
+        for part in parts:
+            first = len(tokens)
+            tokens += part.tokens
+            positions += part.positions
+            prefix += part.prefix
+            ancestors += part.ancestors
+            end = part.slots[-1] + 1
+            table = part.blocks[: -(-end // block_size)]
+            slots += [table[slot // block_size] * block_size + slot % block_size for slot in part.slots]
+            rows.append((first, len(tokens)))
+            logit_rows += range(len(tokens) - part.num_logits, len(tokens))
             lengths.append(end)
             tables.append(tuple(table))
         width = max(len(table) for table in tables)
@@ -95,3 +112,19 @@ class Batch:
             lengths_S=tuple(lengths),
             tables_S=tuple(tables),
         )
+
+
+def _rows(span: Span) -> Rows:
+    seq, tree, start, root = span.seq, span.tree, span.seq.num_computed, span.root_slot
+    known = Rows.known(seq.blocks, seq.tokens[start : root + 1], start)
+    if tree.num_drafts == 0:
+        return replace(known, num_logits=len(tree))
+    return Rows(
+        seq.blocks,
+        [*known.tokens, *tree.tokens[1:]],
+        [*known.positions, *(root + depth for depth in tree.depths()[1:])],
+        range(start, root + 1 + tree.num_drafts),
+        [*known.prefix, *[root] * tree.num_drafts],
+        [*known.ancestors, *tree.ancestors()[1:]],
+        len(tree),
+    )

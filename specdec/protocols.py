@@ -129,11 +129,16 @@ class Model(Protocol):
         """One entry an attention layer."""
         ...
 
+    def embed(self, tokens_R: Tensor) -> Tensor:
+        """What enters the first layer: `[R, D]`."""
+        ...
+
     def forward(
-        self, tokens_R: Tensor, positions_R: Tensor, attend: Attend, taps: Seq[int] = ()
+        self, tokens_R: Tensor, positions_R: Tensor, attend: Attend, taps: Seq[int] = (), depth: int | None = None
     ) -> tuple[Tensor, list[Tensor]]:
-        """Hidden states `[R, D]` after the final norm, and for each tap k the residual stream `[R, D]` that enters
-        layer k (k = number of layers: after the last, before the final norm)."""
+        """Hidden states `[R, D]` after the final norm, and for each tap k `[R, D]`: the residual stream that enters
+        layer k; for k = n, the number of layers, what leaves the last, before the final norm; for n + 1 the hidden
+        states themselves. With a `depth` only so many layers run before the final norm."""
         ...
 
     def logits(self, hidden_LD: Tensor) -> Tensor:

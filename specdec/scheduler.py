@@ -10,7 +10,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from specdec.blocks import BlockPool, block_hash, chain_start
+from specdec.blocks import BlockPool
 from specdec.config import EngineConfig
 from specdec.errors import NumericalError
 from specdec.sequence import Grant, Sequence, Span
@@ -145,31 +145,24 @@ class Scheduler:
         """Hashes of the blocks that a prefix hit may cover: never the one with the last known token."""
         if not self.config.prefix_caching:
             return []
-        return self._names(seq, (len(seq.tokens) - 1) // self.config.block_size)
+        return seq.block_names((len(seq.tokens) - 1) // self.config.block_size, self.config.block_size)
 
     def _unpublished(self) -> set[bytes]:
         """Hashes of the known full blocks that running sequences are on their way to publish."""
         if not self.config.prefix_caching:
             return set()
         size = self.config.block_size
-        return {name for seq in self.running for name in self._names(seq, len(seq.tokens) // size)[seq.num_published :]}
+        return {
+            name for seq in self.running for name in seq.block_names(len(seq.tokens) // size, size)[seq.num_published :]
+        }
 
     def _publish(self, seq: Sequence) -> None:
         full = seq.num_computed // self.config.block_size
         if self.config.prefix_caching and full > seq.num_published:
-            names = self._names(seq, full)
+            names = seq.block_names(full, self.config.block_size)
             for index in range(seq.num_published, full):
                 self.pool.publish(seq.blocks[index], names[index])
             seq.num_published = full
-
-    def _names(self, seq: Sequence, count: int) -> list[bytes]:
-        """Hashes of the first `count` full blocks, extended as the sequence grows."""
-        size, names = self.config.block_size, seq.block_hashes
-        while len(names) < count:
-            start = len(names) * size
-            parent = names[-1] if names else chain_start(seq.request.cache_salt)
-            names.append(block_hash(parent, seq.tokens[start : start + size]))
-        return names[:count]
 
     # Drafts
 
@@ -188,4 +181,4 @@ class Scheduler:
         if missing > 0:
             seq.blocks.extend(self.pool.take_free(missing))
         slots = len(seq.blocks) * self.config.block_size - length
-        return Grant(seq, grant.known, min(wanted, slots), depth)
+        return Grant(seq, grant.known, min(wanted, slots), depth, slots + 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from specdec.blocks import block_hash, chain_start
 from specdec.errors import SpecdecError
 from specdec.metrics import Acceptance
 from specdec.prediction import Followed
@@ -83,6 +84,15 @@ class Sequence:
         """Whether nothing will be added any more."""
         return self.finish_reason is not None
 
+    def block_names(self, count: int, block_size: int) -> list[bytes]:
+        """Hashes of the first `count` full blocks, extended as the sequence grows."""
+        names = self.block_hashes
+        while len(names) < count:
+            start = len(names) * block_size
+            parent = names[-1] if names else chain_start(self.request.cache_salt)
+            names.append(block_hash(parent, self.tokens[start : start + block_size]))
+        return names[:count]
+
     def draws_by_token(self) -> dict[int, int]:
         """For each token of the text how often it was drawn; 0 where it stands in the prompt only. Do not change it.
 
@@ -98,13 +108,14 @@ class Sequence:
 @dataclass(frozen=True, slots=True)
 class Grant:
     """What the scheduler lets one sequence do in a step: compute `known` pending tokens, and, where these reach the
-    frontier, verify up to `drafts` nodes none deeper than `depth` (slots for them are reserved). Drafters in `muted`
-    are not asked."""
+    frontier, verify up to `drafts` nodes none deeper than `depth` (slots for them are reserved). A drafter that keeps
+    keys and values of its own may write `slots` of them, the root's included. Drafters in `muted` are not asked."""
 
     seq: Sequence
     known: int
     drafts: int = 0
     depth: int = 0
+    slots: int = 0
     muted: frozenset[str] = frozenset()
 
     @property

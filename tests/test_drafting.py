@@ -181,4 +181,4 @@ def test_where_nobody_is_asked_there_is_the_root() -> None:
     seq = new_sequence(tokens, sampling=Sampling(speculative=Speculative("ngram")))
     muted = frozenset(["ngram"])
     both = drafting(NgramDrafter(), RandomDrafter(1, 9))
-    assert both.draft([Grant(seq, 5, 9, 9, muted), Grant(seq, 4, 0, 0, muted)]) == [root(2), EMPTY]
+    assert both.draft([Grant(seq, 5, 9, 9, muted=muted), Grant(seq, 4, 0, 0, muted=muted)]) == [root(2), EMPTY]

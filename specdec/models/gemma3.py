@@ -6,6 +6,7 @@ R rows, L logits rows, V vocabulary, D width, H query heads, G key-value heads, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 import torch
 import torch.nn.functional as F
@@ -108,22 +109,27 @@ class Gemma3(nn.Module):
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
 
+    def embed(self, tokens_R: Tensor) -> Tensor:
+        """See `protocols.Model.embed`."""
+        x_RD: Tensor = self.model.embed_tokens(tokens_R)
+        # The scale is rounded to the dtype first, as it was in training.
+        return x_RD * torch.tensor(self.embedding_scale, dtype=x_RD.dtype, device=x_RD.device)
+
     def forward(
-        self, tokens_R: Tensor, positions_R: Tensor, attend: Attend, taps: Sequence[int] = ()
+        self, tokens_R: Tensor, positions_R: Tensor, attend: Attend, taps: Sequence[int] = (), depth: int | None = None
     ) -> tuple[Tensor, list[Tensor]]:
         """See `protocols.Model.forward`."""
-        x_RD = self.model.embed_tokens(tokens_R)
-        # The scale is rounded to the dtype first, as it was in training.
-        x_RD = x_RD * torch.tensor(self.embedding_scale, dtype=x_RD.dtype, device=x_RD.device)
+        x_RD = self.embed(tokens_R)
         tables = {
             kind: rotary_table(positions_R, self.model.get_buffer(kind), x_RD.dtype) for kind in set(self.layer_kinds)
         }
         streams = []
-        for kind, layer in zip(self.layer_kinds, self.model.layers, strict=True):
+        for kind, layer in islice(zip(self.layer_kinds, self.model.layers, strict=True), depth):
             streams.append(x_RD)
             x_RD = layer(x_RD, tables[kind], attend)
-        streams.append(x_RD)
-        return self.model.norm(x_RD), [streams[tap] for tap in taps]
+        hidden_RD = self.model.norm(x_RD)
+        streams += [x_RD, hidden_RD]
+        return hidden_RD, [streams[tap] for tap in taps]
 
     def logits(self, hidden_LD: Tensor) -> Tensor:
         """fp32 logits `[L, V]`."""

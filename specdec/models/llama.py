@@ -6,6 +6,7 @@ R rows, L logits rows, V vocabulary, D width, H query heads, G key-value heads, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 import torch
 import torch.nn.functional as F
@@ -93,18 +94,24 @@ class Llama(nn.Module):
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
 
+    def embed(self, tokens_R: Tensor) -> Tensor:
+        """See `protocols.Model.embed`."""
+        x_RD: Tensor = self.model.embed_tokens(tokens_R)
+        return x_RD
+
     def forward(
-        self, tokens_R: Tensor, positions_R: Tensor, attend: Attend, taps: Sequence[int] = ()
+        self, tokens_R: Tensor, positions_R: Tensor, attend: Attend, taps: Sequence[int] = (), depth: int | None = None
     ) -> tuple[Tensor, list[Tensor]]:
         """See `protocols.Model.forward`."""
-        x_RD = self.model.embed_tokens(tokens_R)
+        x_RD = self.embed(tokens_R)
         cos, sin = rotary_table(positions_R, self.model.frequencies, x_RD.dtype)
         streams = []
-        for layer in self.model.layers:
+        for layer in islice(self.model.layers, depth):
             streams.append(x_RD)
             x_RD = layer(x_RD, cos, sin, attend)
-        streams.append(x_RD)
-        return self.model.norm(x_RD), [streams[tap] for tap in taps]
+        hidden_RD = self.model.norm(x_RD)
+        streams += [x_RD, hidden_RD]
+        return hidden_RD, [streams[tap] for tap in taps]
 
     def logits(self, hidden_LD: Tensor) -> Tensor:
         """fp32 logits `[L, V]`."""
