@@ -17,7 +17,9 @@ from specdec.chat import ChatTemplate
 from specdec.config import EngineConfig
 from specdec.costs import cost_table, drafter_costs
 from specdec.cpu import cpu_name
-from specdec.drafting import all_taps
+from specdec.drafters.grow import Growth
+from specdec.drafters.memory import Pool
+from specdec.drafters.open import Target
 from specdec.engine import Engine
 from specdec.errors import ConfigError, InvalidRequest, ModelError
 from specdec.grammar.compile import Compiler, check_backend
@@ -44,7 +46,10 @@ DRAFTERS: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     "ngram": ("specdec.drafters.ngram", "NgramDrafter", ()),
     "suffix": ("specdec.drafters.suffix", "SuffixDrafter", ()),
     "prediction": ("specdec.drafters.prediction", "PredictionDrafter", ()),
+    "draft_model": ("specdec.drafters.open", "draft_model", ("target", "argument")),
+    "layer_skip": ("specdec.drafters.open", "layer_skip", ("target", "argument")),
 }
+MODEL_DRAFTERS = ("draft_model",)  # those that --draft-model names
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,8 @@ class Options:
     """How to run a model. `None` lets the machine or the model decide.
 
     `device` is "cpu" or "cuda"; `dtype` "float32" or "bfloat16"; `quantize` "int8" (CPU only) or None;
-    `kv_cache_tokens` is the size of the KV pool in tokens; `drafter` is a comma-separated list of drafters; `policy` is
+    `kv_cache_tokens` is the size of the KV pool in tokens; `drafter` is a comma-separated list of drafters, of which
+    `draft_model` names the files of one that is a model, whose trees have up to `draft_depth` levels; `policy` is
     "auto" (verify guesses that are worth their rows, by costs measured once) or "fixed" (verify up to `max_drafts`);
     `grammar_backend` is "auto", "llguidance", "xgrammar" or "outlines" (see `Compiler`).
     """
@@ -69,6 +75,8 @@ class Options:
     max_waiting: int = 256
     prefix_caching: bool = True
     drafter: str = DEFAULT_DRAFTER
+    draft_model: str | None = None
+    draft_depth: int = 6
     policy: str = "auto"
     chat_template: str | None = None
     use_generation_config: bool = True
@@ -105,7 +113,9 @@ def build(
     tensors are loaded and how many there are. Raises `ModelError` for the files and `ConfigError` for the options.
     """
     options = options or Options()
-    names = drafter_names(options.drafter)
+    names = drafter_names(options.drafter, options.draft_model)
+    if not 1 <= options.draft_depth <= MAX_DRAFTS:
+        raise ConfigError(f"draft_depth must be between 1 and {MAX_DRAFTS}, got {options.draft_depth}")
     if options.policy not in ("auto", "fixed"):
         raise ConfigError(f"policy must be auto or fixed, got {options.policy!r}")
     check_backend(options.grammar_backend)
@@ -122,7 +132,6 @@ def build(
     config = engine_config(checkpoint, options)
     sampling = default_sampling(checkpoint) if options.use_generation_config else Sampling()
     tokenizer = open_tokenizer(checkpoint)
-    drafters = make_drafters(names, tokenizer)
     model, cache_dtype = _load(checkpoint, options, device, progress)
     runner = TorchRunner(
         model,
@@ -130,14 +139,26 @@ def build(
         block_size=config.block_size,
         device=device,
         dtype=cache_dtype,
-        taps=all_taps(drafters),
     )
+    target = Target(
+        checkpoint,
+        model,
+        runner.cache,
+        Pool(config.num_blocks, config.block_size, device, cache_dtype),
+        tokenizer,
+        Growth(options.draft_depth),
+        lambda draft: _load(draft, options, device, None)[0],
+        open_tokenizer,
+        options.draft_model,
+    )
+    drafters = make_drafters(names, target)
     ends = end_tokens(checkpoint, runner.vocab_size)
     engine = Engine(runner, drafters, config, new_text=_new_text(tokenizer), end_tokens=ends)
     if options.policy == "auto":
         facts, folder = _facts(checkpoint, options, device), cache_folder() / "costs"
         costs = cost_table(engine, facts, folder)
-        engine.policy = Policy(config.max_rows, costs, drafter_costs(drafters, facts, folder))
+        drafts = {"drafters": names, "draft_model": options.draft_model, "draft_depth": options.draft_depth}
+        engine.policy = Policy(config.max_rows, costs, drafter_costs(engine, {**facts, **drafts}, folder))
     logger.info(
         "%s on %s: context %d, KV cache of %d tokens, drafter %s",
         checkpoint.name,
@@ -156,27 +177,33 @@ def build(
     )
 
 
-def drafter_names(names: str) -> tuple[str, ...]:
+def drafter_names(names: str, draft_model: str | None = None) -> tuple[str, ...]:
     """The drafters of a comma-separated list, each once; none for "none" or nothing. Where there is any, the one that
-    reads requests' predictions comes first, named or not: it costs nothing without them.
+    reads requests' predictions comes first, named or not: it costs nothing without them. A `draft_model` is a drafter
+    too, named or not. A name may end in a number for its drafter (`layer_skip:20`).
 
     Raises `ConfigError` for a name that is not known, or "none" beside others.
     """
     chosen = dict.fromkeys(name.strip() for name in names.split(",") if name.strip())
+    if draft_model is not None and chosen.keys().isdisjoint(MODEL_DRAFTERS):
+        chosen = {**chosen, "draft_model": None}
     for name in chosen:
-        if name not in DRAFTERS:
+        if name.partition(":")[0] not in DRAFTERS:
             raise ConfigError(f"drafter {name!r} is not known; there are {', '.join(DRAFTERS)}")
     if "none" in chosen and len(chosen) > 1:
         raise ConfigError(f"drafter none stands alone, got {names!r}")
     return () if not chosen or "none" in chosen else tuple(dict.fromkeys([PREDICTION, *chosen]))
 
 
-def make_drafters(names: Sequence[str], tokenizer: Tokenizer) -> list[Drafter]:
-    """The drafters of `drafter_names` for one target."""
-    facts = {"spell": tokenizer.token_bytes}
+def make_drafters(names: Sequence[str], target: Target) -> list[Drafter]:
+    """The drafters of `drafter_names` for one target. Raises `ConfigError`, and `ModelError` for files of models."""
     drafters: list[Drafter] = []
     for name in names or ["none"]:
-        module, attribute, needs = DRAFTERS[name]
+        bare, _, argument = name.partition(":")
+        module, attribute, needs = DRAFTERS[bare]
+        if argument and "argument" not in needs:
+            raise ConfigError(f"drafter {bare} takes no number, got {name!r}")
+        facts = {"spell": target.tokenizer.token_bytes, "target": target, "argument": argument}
         drafters.append(_find(module, attribute)(*(facts[need] for need in needs)))
     return drafters
 

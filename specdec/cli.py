@@ -499,6 +499,8 @@ def _options(
         max_waiting=max_waiting,
         prefix_caching=given.prefix_caching,
         drafter=given.drafter,
+        draft_model=given.draft_model,
+        draft_depth=given.draft_depth,
         policy=given.policy if policy is None else policy,
         chat_template=None if given.chat_template is None else str(given.chat_template),
         use_generation_config=given.generation_config == "auto",

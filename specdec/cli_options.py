@@ -84,10 +84,20 @@ class ModelOptions:
     drafter: Annotated[
         str,
         typer.Option(
-            help="Drafters, separated by commas: forced, ngram, suffix, prediction; or none.",
+            help="Drafters, separated by commas: forced, ngram, suffix, prediction, draft_model, layer_skip[:LAYERS]; "
+            "or none.",
             rich_help_panel=_MODEL,
         ),
     ] = DEFAULT_DRAFTER
+    draft_model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="A smaller model with the same tokenizer that guesses.", rich_help_panel=_MODEL
+        ),
+    ] = None
+    draft_depth: Annotated[
+        int, typer.Option(min=1, max=62, help="Levels of trees that models guess.", rich_help_panel=_MODEL)
+    ] = 6
     policy: Annotated[
         Literal["auto", "fixed"],
         typer.Option(

@@ -14,25 +14,28 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
+
+from torch import Tensor
 
 from specdec.batch import Batch
 from specdec.engine import Engine
 from specdec.free import FREE_TEXT
 from specdec.policy import CostTable
 from specdec.protocols import Drafter
-from specdec.request import Request
+from specdec.request import Request, Sampling, Stopping
 from specdec.sequence import Grant, Sequence, Span
 from specdec.text import Detokenizer
-from specdec.tree import MAX_DRAFTS, chain
+from specdec.tree import DraftTree, chain
 
 logger = logging.getLogger(__name__)
 
 ROWS = (1, 2, 4, 8, 16, 32, 63)
 CONTEXT = 256
 ROUNDS = 5
-DRAFTS = 50
+DRAFTS = 50  # tokens of the text by which drafts are measured
 
 Facts = Mapping[str, object]
 Name = TypeVar("Name", int, str)
@@ -47,12 +50,12 @@ def cost_table(engine: Engine, facts: Facts, folder: Path) -> CostTable:
     return CostTable.measured(_kept(folder, facts, int, lambda: measure(engine)).items())
 
 
-def drafter_costs(drafters: Seq[Drafter], facts: Facts, folder: Path) -> dict[str, float]:
-    """What a draft for one sequence costs, in milliseconds, by the drafters' first names: kept and measured as
-    `cost_table` does."""
-    named = [drafter for drafter in drafters if drafter.names]
-    facts = {**facts, "drafters": [drafter.names[0] for drafter in named]}
-    return _kept(folder, facts, str, lambda: {drafter.names[0]: measure_drafter(drafter) for drafter in named})
+def drafter_costs(engine: Engine, facts: Facts, folder: Path) -> dict[str, float]:
+    """What a draft of each of an idle engine's drafters costs for one sequence, in milliseconds, by their first names:
+    kept and measured as `cost_table` does. What they learn afterwards (`observe`) is part of it."""
+    named = [drafter for drafter in engine.drafting.drafters if drafter.names]
+    facts = {**facts, "measured": "draft and observe"}
+    return _kept(folder, facts, str, lambda: {drafter.names[0]: measure_drafter(engine, drafter) for drafter in named})
 
 
 def measure(engine: Engine) -> dict[int, float]:
@@ -79,20 +82,46 @@ def measure(engine: Engine) -> dict[int, float]:
     return {count: statistics.median(taken[1:]) for count, taken in times.items()}
 
 
-def measure_drafter(drafter: Drafter) -> float:
-    """Milliseconds of one draft: the median over a text that grows by a token each time and often repeats itself.
-    Nothing is left behind."""
+def measure_drafter(engine: Engine, drafter: Drafter) -> float:
+    """Milliseconds of one draft: the median over the draws of a text that the target writes after a prompt that often
+    repeats itself. The engine must be idle; nothing is left behind."""
+    timed = _Timed(drafter)
+    config = engine.config
+    length = min(CONTEXT, config.max_model_len - 2)
+    alone = Engine(
+        engine.runner, [timed], replace(config, prefix_caching=False), new_text=lambda _: _no_text(), end_tokens=()
+    )
     draw = random.Random(0)
-    seq = _sequence([draw.randrange(6) for _ in range(CONTEXT)])
-    times = []
-    for _ in range(DRAFTS):
-        grant = Grant(seq, seq.num_pending, MAX_DRAFTS, MAX_DRAFTS)
+    prompt = tuple(draw.randrange(min(6, engine.runner.vocab_size)) for _ in range(length))
+    alone.add(Request(prompt, Sampling(temperature=0.0), Stopping(max_tokens=DRAFTS)), "costs")
+    while alone.has_work:
+        timed.seconds.append(0.0)
+        alone.step()
+    times = timed.seconds[-(-length // config.max_rows) :]  # without the chunks of the prompt
+    return statistics.median(times[1:] or times or [0.0]) * 1e3
+
+
+class _Timed:
+    """A drafter and the time that it takes, step by step."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.names, self.taps = drafter.names, drafter.taps
+        self.seconds: list[float] = []
+        self._drafter = drafter
+
+    def draft(self, grants: Seq[Grant]) -> list[DraftTree]:
         start = time.perf_counter()
-        drafter.draft([grant])
-        times.append((time.perf_counter() - start) * 1e3)
-        seq.tokens.append(draw.randrange(6))
-    drafter.forget(seq)
-    return statistics.median(times[1:])
+        trees = self._drafter.draft(grants)
+        self.seconds[-1] += time.perf_counter() - start
+        return trees
+
+    def observe(self, spans: Seq[Span], batch: Batch, taps: Seq[Tensor], paths: Seq[Seq[int]]) -> None:
+        start = time.perf_counter()
+        self._drafter.observe(spans, batch, taps, paths)
+        self.seconds[-1] += time.perf_counter() - start
+
+    def forget(self, seq: Sequence) -> None:
+        self._drafter.forget(seq)
 
 
 def _sequence(tokens: list[int], blocks: Seq[int] = ()) -> Sequence:

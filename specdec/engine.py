@@ -80,7 +80,8 @@ class Engine:
         self.scheduler = Scheduler(config)
         self.policy = policy or Policy(config.max_rows)
         self.metrics = Metrics()
-        self.drafting = Drafting(drafters, runner.vocab_size, self.metrics)
+        # What never guesses needs not learn.
+        self.drafting = Drafting(drafters if config.max_drafts else (), runner.vocab_size, self.metrics)
         self._new_text = new_text
         self._end_tokens = frozenset(end_tokens)
         self._arrivals = 0
@@ -152,7 +153,7 @@ class Engine:
         batch = Batch.build(spans, self.config.block_size)
 
         # Verify: an accelerator works from here, while the CPU fills masks.
-        forward = self.runner.forward(batch)
+        forward = self.runner.forward(batch, self.drafting.taps)
         mask = self._mask(spans, batch.num_logits, failures)
         picks = Picks(forward.logits_LV, mask)
 
@@ -318,7 +319,7 @@ class Engine:
             raise QueueFull(f"{len(self.scheduler.waiting)} sequences wait already (max_waiting)")
 
     def _check_guesses(self, request: Request) -> None:
-        names = self.drafting.names if self.config.max_drafts else ()
+        names = self.drafting.names
         for method in request.sampling.guesses.methods:
             if method not in names:
                 raise InvalidRequest(

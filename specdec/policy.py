@@ -305,7 +305,7 @@ def _kinds(constraint: Constraint, tree: DraftTree) -> tuple[tuple[Kind, ...], t
     for node in range(1, len(tree)):
         parent = tree.parents[node]
         if parent not in places:
-            places[parent] = _place(constraint.row(paths[parent]))
+            places[parent] = where(constraint.row(paths[parent]))
         paths.append((*paths[parent], tree.tokens[node]))
         estimate = tree.scores[node] / tree.scores[parent] if tree.scores[node] else 0.0
         depth = min(MAX_DEPTH_BITS, len(paths[node]).bit_length())
@@ -314,7 +314,7 @@ def _kinds(constraint: Constraint, tree: DraftTree) -> tuple[tuple[Kind, ...], t
     return tuple(kinds), tuple(estimates)
 
 
-def _place(row_W: NDArray[np.int32] | None) -> str:
+def where(row_W: NDArray[np.int32] | None) -> str:
     """Where in a grammar a token is drawn, told from how many are allowed: inside a string most are."""
     if row_W is None:
         return "free"

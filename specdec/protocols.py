@@ -159,8 +159,9 @@ class Runner(Protocol):
 
     vocab_size: int
 
-    def forward(self, batch: Batch) -> Forward:
-        """Write keys and values of all rows to their slots, and return logits of the rows that ask."""
+    def forward(self, batch: Batch, taps: Seq[int] = ()) -> Forward:
+        """Write keys and values of all rows to their slots, and return logits of the rows that ask; and the `taps` of
+        all rows (see `Model.forward`)."""
         ...
 
     def move(self, sources: Seq[int], targets: Seq[int]) -> None:

@@ -24,27 +24,25 @@ class TorchRunner:
         block_size: int,
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
-        taps: Sequence[int] = (),
     ) -> None:
         self.model = model
         self.vocab_size = model.vocab_size
         self.device = device
         self.cache = KVCache(model.layers, num_blocks, block_size, device=device, dtype=dtype)
         self._attention = PagedAttention(self.cache, device)
-        self._taps = tuple(taps)
 
     @torch.inference_mode()
-    def forward(self, batch: Batch) -> Forward:
+    def forward(self, batch: Batch, taps: Sequence[int] = ()) -> Forward:
         """See `Runner` in `specdec/protocols.py`. Logits stay on the device."""
         self._attention.plan(batch)
-        hidden_RD, taps = self.model.forward(
-            batch.tokens_R.to(self.device), batch.positions_R.to(self.device), self._attention, self._taps
+        hidden_RD, tapped = self.model.forward(
+            batch.tokens_R.to(self.device), batch.positions_R.to(self.device), self._attention, taps
         )
         if batch.num_logits == 0:  # nothing but chunks of prompts: the head has no row to read
-            return Forward(torch.empty(0, self.vocab_size), tuple(taps))
+            return Forward(torch.empty(0, self.vocab_size), tuple(tapped))
         rows_L = batch.logit_rows_L.to(self.device)
         hidden_LD = hidden_RD if batch.num_logits == batch.num_rows else hidden_RD.index_select(0, rows_L)
-        return Forward(self.model.logits(hidden_LD), tuple(taps))
+        return Forward(self.model.logits(hidden_LD), tuple(tapped))
 
     @torch.inference_mode()
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:

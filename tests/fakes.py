@@ -35,7 +35,7 @@ class HashRunner:
         self.slots: list[tuple[int, int]] = [(-1, -1)] * (config.num_blocks * config.block_size)
         self.rows_seen: list[int] = []
 
-    def forward(self, batch: Batch) -> Forward:
+    def forward(self, batch: Batch, taps: Seq[int] = ()) -> Forward:
         self.rows_seen.append(batch.num_rows)
         for token, position, slot in zip(
             batch.tokens_R.tolist(), batch.positions_R.tolist(), batch.slots_R.tolist(), strict=True
@@ -67,7 +67,7 @@ class BigramRunner:
         self.table_VV = torch.from_numpy(table_VV)
         self.vocab_size = len(table_VV)
 
-    def forward(self, batch: Batch) -> Forward:
+    def forward(self, batch: Batch, taps: Seq[int] = ()) -> Forward:
         return Forward(self.table_VV[batch.tokens_R[batch.logit_rows_L]])
 
     def move(self, sources: Seq[int], targets: Seq[int]) -> None:

@@ -12,7 +12,7 @@ from specdec.costs import ROWS, cost_table, drafter_costs
 from specdec.drafters.none import NoDrafter
 from specdec.drafters.suffix import SuffixDrafter
 from specdec.engine import Engine
-from tests.fakes import BigramRunner, letters
+from tests.fakes import BigramRunner, hash_engine, letters
 
 
 def new_engine() -> Engine:
@@ -35,11 +35,13 @@ def test_forwards_are_measured_once_for_the_same_facts(tmp_path: Path) -> None:
 
 def test_drafts_are_measured_by_drafter_and_leave_nothing_behind(tmp_path: Path) -> None:
     suffix = SuffixDrafter()
-    costs = drafter_costs([NoDrafter(), suffix], {"model": "a"}, tmp_path)
+    engine = hash_engine(EngineConfig(512, 2048), NoDrafter(), suffix)
+    costs = drafter_costs(engine, {"model": "a"}, tmp_path)
     assert costs.keys() == {"suffix"}
     assert costs["suffix"] > 0
     assert suffix.num_kept == 0
-    assert drafter_costs([suffix], {"model": "a"}, tmp_path) == costs
+    assert drafter_costs(engine, {"model": "a"}, tmp_path) == costs
+    engine.scheduler.pool.check([])
 
 
 @pytest.mark.parametrize(

@@ -801,7 +801,7 @@ class PoisonedRunner:
         self.vocab_size = VOCAB_SIZE
         self.poison = poison
 
-    def forward(self, batch: Batch) -> Forward:
+    def forward(self, batch: Batch, taps: Seq[int] = ()) -> Forward:
         logits_LV = self.inner.forward(batch).logits_LV
         logits_LV[batch.tokens_R[batch.logit_rows_L] == self.poison, 5] = math.nan
         return Forward(logits_LV)
@@ -897,7 +897,7 @@ class FlakyRunner:
         self.vocab_size = VOCAB_SIZE
         self.calls = 0
 
-    def forward(self, batch: Batch) -> Forward:
+    def forward(self, batch: Batch, taps: Seq[int] = ()) -> Forward:
         self.calls += 1
         if self.calls % 3 == 0:
             raise MemoryError("the device is full")
@@ -947,7 +947,7 @@ def test_logprobs_are_those_of_the_raw_row() -> None:
     engine = Engine(runner, [], PLAIN, new_text=letters, end_tokens=(0,))
     forward = runner.forward
 
-    def record(batch: Batch) -> Forward:
+    def record(batch: Batch, taps: Seq[int] = ()) -> Forward:
         result = forward(batch)
         rows.extend(torch.log_softmax(result.logits_LV.double(), -1).numpy())
         return result

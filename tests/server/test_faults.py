@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 from collections.abc import Callable, MutableMapping
+from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ class Interrupted:
         self.vocab_size = runner.vocab_size
         self.fault = fault
 
-    def forward(self, batch: Batch) -> Forward:
+    def forward(self, batch: Batch, taps: Seq[int] = ()) -> Forward:
         self.fault(batch, None)
         forward = self.runner.forward(batch)
         return self.fault(batch, forward) or forward

@@ -1,0 +1,90 @@
+"""A second causal language model with the target's tokenizer as the drafter (Leviathan, Kalman, Matias, arXiv
+2211.17192), and the target's own first layers as one (Zhang et al., arXiv 2309.08168). Knows no files.
+
+R rows, L logits rows, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from specdec.attention import PagedAttention
+from specdec.batch import Batch, Rows
+from specdec.drafters.memory import News
+from specdec.protocols import Attend, LayerShape, Model
+
+if TYPE_CHECKING:
+    from specdec.kv import KVCache
+    from specdec.sequence import Sequence
+
+
+class CausalHead:
+    """A causal model as a `recurrent.Head` for a target of `vocab_size`: its rows take tokens only.
+
+    Only the first `num_tokens` ids are guessed, those that both models have if left out: rows beyond the tokenizer's
+    are padding. Only the first `depth` layers run, all if left out.
+    """
+
+    taps: tuple[int, ...] = ()
+
+    def __init__(
+        self, name: str, model: Model, vocab_size: int, *, num_tokens: int | None = None, depth: int | None = None
+    ) -> None:
+        self.name = name
+        self.layers: Seq[LayerShape] = model.layers[:depth]
+        size = min(vocab_size, model.vocab_size, num_tokens or vocab_size)
+        self.targets = None if size == vocab_size == model.vocab_size else torch.arange(size)
+        self._model = model
+        self._size = size
+        self._depth = depth
+
+    def features(self, taps: Seq[Tensor]) -> Tensor:
+        """It takes none: always `[0, 0]`."""
+        return torch.empty(0, 0)
+
+    def forward(self, tokens_R: Tensor, features_RD: Tensor | None, positions_R: Tensor, attend: Attend) -> Tensor:
+        """See `recurrent.Head.forward`."""
+        hidden_RD, _ = self._model.forward(tokens_R, positions_R, attend, depth=self._depth)
+        return hidden_RD
+
+    def logits(self, hidden_LD: Tensor) -> Tensor:
+        """See `recurrent.Head.logits`."""
+        return self._model.logits(hidden_LD)[:, : self._size]
+
+
+class Borrowed:
+    """The context of the target's own first layers: the target's cache. What they write for guesses, and for the last
+    known token, the verifying forward writes again. A `recurrent.Context` that keeps nothing."""
+
+    num_kept = 0
+
+    def __init__(self, head: CausalHead, cache: KVCache, device: str) -> None:
+        self._head = head
+        self._block_size = cache.block_size
+        self._device = device
+        self._attention = PagedAttention(cache, device)
+
+    def observe(self, news: Seq[News]) -> None:
+        """The target's cache is always up to date."""
+
+    def catch_up(self, seqs: Seq[Sequence]) -> list[Tensor | None]:
+        """See `recurrent.Context.catch_up`."""
+        if not seqs:
+            return []
+        parts = [(seq, Rows.known(seq.blocks, seq.tokens[-1:], len(seq.tokens) - 1)) for seq in seqs]
+        return list(self.run(parts, None))
+
+    def run(self, parts: Seq[tuple[Sequence, Rows]], features_RD: Tensor | None) -> Tensor:
+        """See `recurrent.Context.run`."""
+        batch = Batch.of([rows for _, rows in parts], self._block_size)
+        self._attention.plan(batch)
+        return self._head.forward(
+            batch.tokens_R.to(self._device), None, batch.positions_R.to(self._device), self._attention
+        )
+
+    def forget(self, seq: Sequence) -> None:
+        """Nothing is kept."""

@@ -1,0 +1,116 @@
+"""Trees grown level by level from a drafter's logits, the likeliest guesses first. Knows no model: whoever calls says
+how a node's logits come about.
+
+After Li et al., EAGLE-2 (arXiv 2406.16858): a node is worth what its path's chances multiply to; the best are grown on.
+L rows of logits, V vocabulary of the drafter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specdec.drafters.survival import Draws, Guesses, Survival, followed
+from specdec.sequence import Sequence
+from specdec.tree import MAX_DRAFTS, DraftTree, root
+
+MAX_ROWS = MAX_DRAFTS + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """How trees grow: `depth` levels at most, `width` nodes of one text grown on a level, `branch` guesses behind each.
+    A node less likely than `floor` is not grown on."""
+
+    depth: int = 6
+    width: int = 8
+    branch: int = 8
+    floor: float = 0.03
+
+
+class Growing:
+    """One tree in the making. Node 0 is the root; `paths` are the tokens from below the root down to each node."""
+
+    def __init__(self, seq: Sequence, room: int, depth: int, rows: int, draws: Draws) -> None:
+        self.seq = seq
+        self.tokens = [seq.tokens[-1]]
+        self.parents = [-1]
+        self.survival = [1.0]
+        self.paths: list[tuple[int, ...]] = [()]
+        self.children: list[dict[int, int]] = [{}]
+        self.guesses: list[Guesses | None] = [None]
+        self.num_grown = 0
+        self._room = min(room, MAX_DRAFTS)
+        self._depth = depth
+        self._rows = min(rows, MAX_ROWS)
+        self._draws = draws
+        self._grown: set[int] = set()
+
+    def front(self, growth: Growth) -> list[int]:
+        """The nodes to grow on next: open ones among those that the tree would keep, the likeliest first."""
+        if self.num_grown == 0:
+            return [0]
+        places = min(growth.width, self._rows - self.num_grown)
+        front = [
+            node
+            for node in self._kept()
+            if node not in self._grown
+            and len(self.paths[node]) < min(self._depth, growth.depth)
+            and self.survival[node] >= growth.floor
+            and self.tokens[node] not in self.seq.ending
+        ]
+        return front[: max(0, places)]
+
+    def grow(self, node: int, logits_V: NDArray[np.float32], branch: int, targets_V: NDArray[np.int64] | None) -> None:
+        """Hang guesses behind a node, from the drafter's logits there."""
+        self._grown.add(node)
+        self.num_grown += 1
+        guesses = self._draws.guess(logits_V, self.paths[node], branch, targets_V)
+        self.guesses[node] = guesses
+        if guesses is None:
+            return
+        for token, chance in zip(guesses.tokens, guesses.survival, strict=True):
+            self.children[node][token] = len(self.tokens)
+            self.tokens.append(token)
+            self.parents.append(node)
+            self.survival.append(self.survival[node] * chance)
+            self.paths.append((*self.paths[node], token))
+            self.children.append({})
+            self.guesses.append(None)
+
+    def tree(self, source: str) -> DraftTree:
+        """The nodes that there is room for, the likeliest first."""
+        kept = self._kept()
+        if not kept:
+            return root(self.tokens[0])
+        place = {0: 0} | {node: index for index, node in enumerate(kept, 1)}
+        return DraftTree(
+            (self.tokens[0], *(self.tokens[node] for node in kept)),
+            (-1, *(place[self.parents[node]] for node in kept)),
+            (1.0, *(self.survival[node] for node in kept)),
+            ("", *[source] * len(kept)),
+        )
+
+    def learn(self, tokens: Seq[int], survival: Survival) -> None:
+        """Teach `survival` from the tokens that were emitted behind the root."""
+        followed(self.guesses, self.children, tokens, survival)
+
+    def _kept(self) -> list[int]:
+        # A child is never likelier than its parent and comes after it, so the best nodes hang together.
+        order = sorted(range(1, len(self.tokens)), key=lambda node: (-self.survival[node], node))
+        return order[: self._room]
+
+
+Expand = Callable[[Seq[tuple[int, int]]], NDArray[np.float32]]
+
+
+def grow(growing: Seq[Growing], expand: Expand, growth: Growth, targets_V: NDArray[np.int64] | None = None) -> None:
+    """Grow all trees together, a level at a time: `expand` gives the logits `[L, V]` behind (place of the tree, node)
+    pairs, the nodes of a tree in the order in which they are grown. Roots come first."""
+    while front := [(place, node) for place, one in enumerate(growing) for node in one.front(growth)]:
+        for (place, node), logits_V in zip(front, expand(front), strict=True):
+            growing[place].grow(node, logits_V, growth.branch, targets_V)

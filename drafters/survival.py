@@ -1,0 +1,170 @@
+"""Guesses from a row of a drafter's logits: ordered with the very noise that the target will draw with, and how likely
+each then is. Knows no model and no tree.
+
+V vocabulary of the target. Gumbel-max coupling of a draft and its target: Daliri, Musco, Suresh, arXiv 2408.07978; of a
+list of drafts: Rowan, Phan, Khisti, arXiv 2506.05632. Order follows docs/design.md, 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specdec.errors import SpecdecError
+from specdec.kernels.sample import GREEDY_BELOW, gumbel, noise_words, surviving
+from specdec.mask import bits
+from specdec.policy import where
+from specdec.sampling import scores
+from specdec.sequence import Sequence
+
+TEMPERS = np.array([0.35, 0.5, 0.71, 1.0, 1.41, 2.0, 2.83, 4.0])
+PLAIN = 3  # its place of 1.0
+MEMORY = 0.98  # what a draw weighs after the next one of its kind
+OUTSIDE = 4.0  # nats that a token loses where the drafter's own filters would drop it
+BINS_A_NAT, BINS = 4, 256
+MAX_DEPTH_BITS = 4  # depths of 8 and more are one kind
+
+Kind = tuple[str, int]  # the place in a grammar, the bits of the depth
+
+
+@dataclass(frozen=True, slots=True)
+class Guesses:
+    """The best guesses at one place, best first. `chances_GN` holds how likely each is under each of `TEMPERS`."""
+
+    kind: Kind
+    tokens: tuple[int, ...]
+    chances_GN: NDArray[np.float64]
+    survival: tuple[float, ...]
+
+    def losses(self, token: int) -> NDArray[np.float64]:
+        """Minus the log of the chance `[G]` that was given to `token`; all that was not guessed shares one."""
+        if token in self.tokens:
+            chances_G = self.chances_GN[:, self.tokens.index(token)]
+        else:
+            chances_G = 1.0 - self.chances_GN.sum(1)
+        return -np.log(np.maximum(chances_G, 1e-6))
+
+
+class Survival:
+    """How far scores are believed: once the noise is known, the plain softmax of a drafter is a poor estimate of what
+    the target will pick. The best of a few tempers is chosen by decayed log-loss, kind by kind."""
+
+    def __init__(self) -> None:
+        self._losses: dict[Kind, NDArray[np.float64]] = {}
+
+    def temper(self, kind: Kind) -> int:
+        """The place in `TEMPERS` of the one that has predicted best so far."""
+        losses_G = self._losses.get(kind)
+        return PLAIN if losses_G is None else int(losses_G.argmin())
+
+    def learn(self, guesses: Guesses, token: int) -> None:
+        """Take in what the target picked where these were the guesses."""
+        losses_G = self._losses.setdefault(guesses.kind, np.zeros(len(TEMPERS)))
+        losses_G *= MEMORY
+        losses_G += guesses.losses(token)
+
+
+class Draws:
+    """The guesses of one draft for one sequence. Siblings share the noise of their position."""
+
+    def __init__(self, seq: Sequence, survival: Survival, vocab_size: int) -> None:
+        self._seq = seq
+        self._survival = survival
+        self._vocab_size = vocab_size
+        self._noise: dict[int, NDArray[np.float64]] = {}
+
+    def guess(
+        self, logits_V: NDArray[np.float32], path: tuple[int, ...], count: int, targets_V: NDArray[np.int64] | None
+    ) -> Guesses | None:
+        """Up to `count` guesses of what follows `path`, from the drafter's logits there.
+
+        They go through the row's own pipeline: penalties on the path, bias, bans, the grammar's mask, temperature.
+        Tokens that pass the row's own filters come first, then by score and noise: filters order, they never exclude,
+        since the target's may keep other tokens. `targets_V` are the target's ids of a drafter with a vocabulary of its
+        own; other ids are never guessed. None where nothing can follow or the logits are not numbers.
+        """
+        seq, sampling = self._seq, self._seq.request.sampling
+        if targets_V is not None:
+            own_V, logits_V = logits_V, np.full(self._vocab_size, -np.inf, np.float32)
+            logits_V[targets_V] = own_V
+        try:
+            words = seq.constraint.row(path)
+            scores_V = scores(logits_V, seq, path, None if words is None else bits(words, self._vocab_size))
+        except SpecdecError:
+            return None
+        ids = None
+        values_V: NDArray[np.float32] | NDArray[np.float64] = scores_V
+        if sampling.temperature >= GREEDY_BELOW:
+            scaled_V = scores_V / np.float32(sampling.temperature)
+            ids = surviving(scaled_V, sampling.top_k, sampling.top_p, sampling.min_p)
+            values_V = self._noise_at(len(path)) + scaled_V
+        if words is not None or targets_V is not None:
+            possible = np.flatnonzero(values_V > -np.inf)
+            outside = None if ids is None else ~np.isin(possible, ids, assume_unique=True)
+        else:
+            possible = None
+            outside = None if ids is None else np.ones(len(values_V), np.bool_)
+            if outside is not None:
+                outside[ids] = False
+        values_N = values_V if possible is None else values_V[possible]
+        kind = (where(words), min(MAX_DEPTH_BITS, (len(path) + 1).bit_length()))
+        places, chances_GN = _ranked(values_N, outside, count)
+        return Guesses(
+            kind,
+            tuple(int(place) for place in (places if possible is None else possible[places])),
+            chances_GN,
+            tuple(chances_GN[self._survival.temper(kind)].tolist()),
+        )
+
+    def _noise_at(self, depth: int) -> NDArray[np.float64]:
+        if depth not in self._noise:
+            self._noise[depth] = gumbel(noise_words(self._seq.seed, len(self._seq.tokens) + depth, self._vocab_size))
+        return self._noise[depth]
+
+
+def _ranked(
+    values_N: NDArray[np.float32] | NDArray[np.float64], outside_N: NDArray[np.bool_] | None, count: int
+) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    """Places of the best values, those not `outside` first, and their chances `[G, count]` under each temper: a softmax
+    that never rises along the places."""
+    values_N = values_N.astype(np.float64)
+    if outside_N is None:
+        places = _top(values_N, count)
+    else:
+        inside, beyond = np.flatnonzero(~outside_N), np.flatnonzero(outside_N)
+        places = inside[_top(values_N[inside], count)]
+        places = np.concatenate([places, beyond[_top(values_N[beyond], count - len(places))]])
+        values_N[beyond] -= OUTSIDE
+    distances_N = values_N.max() - values_N
+    bins_N = np.minimum(distances_N * BINS_A_NAT, BINS - 1).astype(np.int64)
+    counts = np.bincount(bins_N, minlength=BINS) - np.bincount(bins_N[places], minlength=BINS)
+    middles = (np.arange(BINS) + 0.5) / BINS_A_NAT
+    weights_GN = np.exp(-distances_N[places] / TEMPERS[:, None])
+    totals_G = weights_GN.sum(1) + (counts * np.exp(-middles / TEMPERS[:, None])).sum(1)
+    return places, np.minimum.accumulate(weights_GN / totals_G[:, None], 1)
+
+
+def _top(values_N: NDArray[np.float64], count: int) -> NDArray[np.intp]:
+    """Places of the largest values, ties by the lowest place."""
+    count = min(count, len(values_N))
+    if count <= 0:
+        return np.empty(0, np.intp)
+    kth = torch.from_numpy(values_N).topk(count).values[-1].item()
+    places = np.flatnonzero(values_N >= kth)
+    return places[np.lexsort((places, -values_N[places]))][:count]
+
+
+def followed(guesses: Seq[Guesses | None], children: Seq[dict[int, int]], tokens: Seq[int], survival: Survival) -> None:
+    """Teach `survival` from what was emitted: walk from node 0 along `tokens`; `guesses[node]` are those made behind a
+    node (None: none were), `children[node]` its children by token."""
+    node: int | None = 0
+    for token in tokens:
+        made = None if node is None else guesses[node]
+        if node is None or made is None:
+            return
+        survival.learn(made, token)
+        node = children[node].get(token)
