@@ -75,12 +75,12 @@ class Borrowed:
         """See `recurrent.Context.catch_up`."""
         if not seqs:
             return []
-        parts = [(seq, Rows.known(seq.blocks, seq.tokens[-1:], len(seq.tokens) - 1)) for seq in seqs]
+        parts = [Rows.known(seq.blocks, seq.tokens[-1:], len(seq.tokens) - 1) for seq in seqs]
         return list(self.run(parts, None))
 
-    def run(self, parts: Seq[tuple[Sequence, Rows]], features_RD: Tensor | None) -> Tensor:
+    def run(self, parts: Seq[Rows], features_RD: Tensor | None) -> Tensor:
         """See `recurrent.Context.run`."""
-        batch = Batch.of([rows for _, rows in parts], self._block_size)
+        batch = Batch.of(parts, self._block_size)
         self._attention.plan(batch)
         return self._head.forward(
             batch.tokens_R.to(self._device), None, batch.positions_R.to(self._device), self._attention

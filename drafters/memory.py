@@ -120,12 +120,12 @@ class Memory:
         self._fill(due)
         return [kept.hidden if (kept := self._kept.get(seq)) is not None else None for seq in seqs]
 
-    def run(self, parts: Seq[tuple[Sequence, Rows]], features_RD: Tensor | None) -> Tensor:
+    def run(self, parts: Seq[Rows], features_RD: Tensor | None) -> Tensor:
         """Hidden states `[R, D]` of some rows, whose keys and values are written to their slots."""
-        for seq, rows in parts:
+        for rows in parts:
             for block in range(rows.slots[0] // self._pool.block_size, rows.slots[-1] // self._pool.block_size + 1):
-                self._names.pop(seq.blocks[block], None)
-        batch = Batch.of([rows for _, rows in parts], self._pool.block_size)
+                self._names.pop(rows.blocks[block], None)
+        batch = Batch.of(parts, self._pool.block_size)
         self._attention.plan(batch)
         device = self._pool.device
         return self._model(batch.tokens_R.to(device), features_RD, batch.positions_R.to(device), self._attention)
@@ -154,7 +154,7 @@ class Memory:
             for seq, kept, start, end in left:
                 stop = min(end, start + room)
                 if stop > start:
-                    parts.append((seq, Rows.known(seq.blocks, seq.tokens[start:stop], start)))
+                    parts.append(Rows.known(seq.blocks, seq.tokens[start:stop], start))
                     if self._first:
                         kept.waiting = [torch.cat(kept.waiting)]
                         features.append(kept.waiting[0][: stop - start])

@@ -75,7 +75,7 @@ class Context(Protocol):
         """What the head makes of the last known token of each sequence, `[D]`; None where it cannot."""
         ...
 
-    def run(self, parts: Seq[tuple[Sequence, Rows]], features_RD: Tensor | None) -> Tensor:
+    def run(self, parts: Seq[Rows], features_RD: Tensor | None) -> Tensor:
         """Hidden states `[R, D]` of guessed rows."""
         ...
 
@@ -214,15 +214,16 @@ class RecurrentDrafter:
             first = one.num_grown
             for index, node in enumerate(nodes, first):
                 mine.ancestors[node] = mine.ancestors[one.parents[node]] | 1 << index
-            rows = Rows(
-                one.seq.blocks,
-                [one.tokens[node] for node in nodes],
-                [mine.root + len(one.paths[node]) for node in nodes],
-                range(mine.root + first, mine.root + first + len(nodes)),
-                [mine.root] * len(nodes),
-                [mine.ancestors[node] for node in nodes],
+            parts.append(
+                Rows(
+                    one.seq.blocks,
+                    [one.tokens[node] for node in nodes],
+                    [mine.root + len(one.paths[node]) for node in nodes],
+                    range(mine.root + first, mine.root + first + len(nodes)),
+                    [mine.root] * len(nodes),
+                    [mine.ancestors[node] for node in nodes],
+                )
             )
-            parts.append((one.seq, rows))
         features = None
         if self._head.taps:
             features = torch.stack([branches[place].hidden[growing[place].parents[node]] for place, node in front])

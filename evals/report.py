@@ -36,6 +36,22 @@ def acceptance_tables(report: Report) -> list[Table]:
     return [prompts, groups, positions]
 
 
+def coupling_tables(report: Report) -> list[Table]:
+    """Of a coupling report: the share of positions at which each way accepts a draft."""
+    ways = {
+        "rejection sampling, sum min(p, q)": "rejection",
+        "coupled, exact": "coupled_exact",
+        "coupled, counted": "coupled_1",
+        "best 2 coupled": "coupled_2",
+        "best 4 coupled": "coupled_4",
+        "greedy draft": "greedy",
+    }
+    table = _table(f"first {report['layers']} of {report['of']} layers, {report['positions']} positions", "accepted")
+    for name, key in ways.items():
+        table.add_row(name, number(report[key], 3))
+    return [table]
+
+
 def bench_tables(report: Report) -> list[Table]:
     """Of a bench report: a step's milliseconds by rows, and where they go if that was asked for."""
     kinds = {

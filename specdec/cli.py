@@ -237,6 +237,43 @@ def demo(model: ModelOptions) -> None:
 
 @eval_app.command()
 @grouped
+def coupling(
+    model: ModelOptions,
+    layers: Annotated[int, typer.Option(min=1, help="The draft: so many of the model's first layers.")],
+    data: Annotated[Path | None, typer.Option(help="Prompts, a JSON object a line; 20 come with specdec.")] = None,
+    temperature: Annotated[float, typer.Option(help="Above 0.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of the texts.")] = 0,
+    max_tokens: Annotated[int, typer.Option(help="Positions of each text.")] = 36,
+    draws: Annotated[int, typer.Option(min=1, help="Draws at each position.")] = 16,
+    json_out: JsonOut = None,
+) -> None:
+    """Set drafts that share the target's noise beside rejection sampling and greedy drafts."""
+    from specdec.evals.coupling import measure
+    from specdec.evals.prompts import DEFAULT_PROMPTS, read_prompts
+    from specdec.evals.provenance import provenance
+    from specdec.evals.report import coupling_tables
+
+    prompts = read_prompts(data or DEFAULT_PROMPTS)
+    llm = _load(model)
+    origin = provenance(llm.loaded, _options(model))
+    with _bar("answering", "count") as progress:
+        found = measure(
+            llm,
+            prompts,
+            layers,
+            temperature=temperature,
+            max_tokens=max_tokens,
+            draws=draws,
+            seed=seed,
+            progress=progress,
+        )
+    asked = {"data": (data or DEFAULT_PROMPTS).name, "temperature": temperature, "seed": seed}
+    found = {**found, **asked, "max_tokens": max_tokens, "provenance": origin}
+    _deliver(found, coupling_tables(found), json_out)
+
+
+@eval_app.command()
+@grouped
 def acceptance(
     model: ModelOptions,
     data: Annotated[Path | None, typer.Option(help="Prompts, a JSON object a line; 20 come with specdec.")] = None,

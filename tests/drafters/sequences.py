@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, cast
 
+from specdec.free import FREE_TEXT
 from specdec.protocols import Constraint
 from specdec.request import Request, Sampling
 from specdec.sequence import Sequence
@@ -35,7 +36,7 @@ def new_sequence(
         ),
         seed=0,
         tokens=list(tokens),
-        constraint=cast("Constraint", constraint),
+        constraint=constraint or FREE_TEXT,
         text=cast("Detokenizer", None),
         max_tokens=1000,
         end_tokens=frozenset(),

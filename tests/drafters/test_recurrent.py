@@ -54,7 +54,7 @@ HEADS = ["copy", "draft_model", "layer_skip", "pair", "reduced"]
 
 @pytest.mark.parametrize(
     ("config", "sampling"),
-    zip(CONFIGS, ["filtered", "penalties", "greedy", "filtered", "penalties", "greedy"], strict=True),
+    list(zip(CONFIGS, ["filtered", "penalties", "greedy"] * 2, strict=True)),
 )
 @pytest.mark.parametrize("spec", ["free", "schema"])
 @pytest.mark.parametrize("head", HEADS)
