@@ -130,7 +130,7 @@ BROKEN: dict[str, tuple[Break, str]] = {
     ),
     "unknown family": (
         lambda f: edit_json(f / "config.json", model_type="bert"),
-        "config.json: model_type 'bert' is not supported; supported: llama, gemma3_text",
+        "config.json: model_type 'bert' is not supported; supported: llama, qwen2, qwen3, gemma3_text",
     ),
     "no layers": (
         lambda f: edit_json(f / "config.json", num_hidden_layers=0),
