@@ -1,0 +1,143 @@
+"""What heads are made of: the numbers of their decoder layers, their embedding and lm_head, their vocabulary.
+
+Publishers write configs of many names around the same Llama layer, so what the tensors show counts more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specdec.drafters.heads import Target
+from specdec.drafters.heads.files import Files
+from specdec.errors import ModelError
+from specdec.loader import fill
+from specdec.models.config import FULL, ModelConfig
+from specdec.models.layers import frequencies
+from specdec.protocols import LayerShape
+
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+# What training needed and drafting does not.
+_IGNORED = ("t2d", "d2t", "verifier_norm.weight", "verifier_lm_head.weight")
+
+# Left over from the config of the target that a head's config was copied from; a head that had experts would hold
+# tensors of them, which are then unexpected.
+_OF_THE_TARGET = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+def body_config(
+    raw: Mapping[str, Any], files: Files, *, layer: str = "layers.0", num_layers: int | None = None
+) -> ModelConfig:
+    """The numbers of a head's layers, with biases and norms of queries and keys where the tensors of `layer` have them.
+
+    `raw` is config.json, or what lies in it under `transformer_layer_config`; `num_layers` overrides what it says, for
+    configs of whole targets. Raises `ModelError` naming config.json and the key.
+    """
+    raw = raw.get("transformer_layer_config", raw)
+    changed = {key: value for key, value in raw.items() if key not in _OF_THE_TARGET}
+    kinds = changed.get("layer_types")
+    if num_layers is not None:
+        changed |= {"num_hidden_layers": num_layers, "layer_types": None, "use_sliding_window": False}
+    elif isinstance(kinds, list) and all(kind == FULL for kind in kinds):
+        changed["layer_types"] = None  # whatever its length: nothing is said
+    changed["model_type"] = "qwen3" if raw.get("model_type") == "qwen3" else "llama"
+    config = ModelConfig.from_dict(changed, str(files.config_file))
+
+    def has(name: str) -> bool:
+        return f"{layer}.{name}" in files.tensors
+
+    return replace(
+        config,
+        attention_bias=has("self_attn.q_proj.bias"),
+        output_bias=has("self_attn.o_proj.bias"),
+        mlp_bias=has("mlp.gate_proj.bias"),
+        qk_norm=config.qk_norm or has("self_attn.q_norm.weight"),
+    )
+
+
+def layer_shapes(config: ModelConfig) -> list[LayerShape]:
+    """What each of the layers keeps a token."""
+    return [LayerShape(config.num_kv_heads, config.head_dim)] * config.num_layers
+
+
+def rotary_frequencies(config: ModelConfig) -> Tensor:
+    """Of all layers: kinds of layers differ in their windows only."""
+    return frequencies(next(iter(config.ropes.values())), config.head_dim)
+
+
+class Ends(nn.Module):
+    """A head's own embedding and lm_head where its file has them, else the target's."""
+
+    def __init__(self, config: ModelConfig, target: Target, draft_vocab_size: int, files: Files) -> None:
+        super().__init__()
+        V, D = config.vocab_size, config.hidden_size
+        own_embedding, own_head = EMBEDDING in files.tensors, HEAD in files.tensors
+        tied = config.tie_word_embeddings and own_embedding and not own_head and draft_vocab_size == V
+        lacking = [name for name, own in ((EMBEDDING, own_embedding), (HEAD, own_head or tied)) if not own]
+        if lacking and target.hidden_size != D:
+            raise ModelError(
+                f"{files.folder}: missing tensors: {', '.join(lacking)}; the target's do not fit, "
+                f"as its hidden_size is {target.hidden_size}, the head's {D}"
+            )
+        if not (own_head or tied) and draft_vocab_size != target.vocab_size:
+            raise ModelError(
+                f"{files.folder}: missing tensors: {HEAD}; the target's does not fit, "
+                f"as its vocab_size is {target.vocab_size}, the head's {draft_vocab_size}"
+            )
+        self.target = target
+        self.embed_tokens = nn.Embedding(V, D, _weight=torch.empty(V, D)) if own_embedding else None
+        self.lm_head = nn.Linear(D, draft_vocab_size, bias=False) if own_head or tied else None
+        if tied and self.lm_head is not None and self.embed_tokens is not None:
+            self.lm_head.weight = self.embed_tokens.weight
+
+    def embed(self, tokens_R: Tensor) -> Tensor:
+        """`[R, D]`."""
+        if self.embed_tokens is None:
+            return self.target.embed(tokens_R)
+        out: Tensor = self.embed_tokens(tokens_R)
+        return out
+
+    def logits(self, hidden_LD: Tensor) -> Tensor:
+        """fp32 `[L, W]`."""
+        if self.lm_head is None:
+            return self.target.head(hidden_LD)
+        out: Tensor = self.lm_head(hidden_LD)
+        return out.to(torch.float32)
+
+
+def fill_head(files: Files, body: nn.Module, ends: Ends, device: torch.device, dtype: torch.dtype) -> None:
+    """Read all tensors of `files` into the two. Raises `ModelError` listing those missing, unexpected or misshapen."""
+    outer = [name for name in files.tensors if name in (EMBEDDING, HEAD)]
+    inner = [name for name in files.tensors if name not in outer and not _ignorable(name)]
+    fill(body, files.read(inner), files.folder, device=device, dtype=dtype)
+    fill(ends, files.read(outer), files.folder, device=device, dtype=dtype)
+
+
+def _ignorable(name: str) -> bool:
+    return name in _IGNORED or name.endswith("rotary_emb.inv_freq")
+
+
+def target_ids(files: Files, draft_vocab_size: int, target: Target, device: torch.device) -> Tensor | None:
+    """The target's id of each draft id: d2t holds how far apart the two are. None where they are the same.
+
+    Raises `ModelError` where a smaller vocabulary has no d2t, or one that names no id of the target or one id twice.
+    """
+    W, V = draft_vocab_size, target.vocab_size
+    if "d2t" not in files.tensors:
+        if W != V:
+            raise ModelError(
+                f"{files.folder}: missing tensors: d2t (the head's vocabulary has {W} ids, the target's {V})"
+            )
+        return None
+    offsets = next(tensor for _, tensor in files.read(["d2t"]))
+    if offsets.is_floating_point() or offsets.shape != (W,):
+        kind = str(offsets.dtype).removeprefix("torch.")
+        raise ModelError(f"{files.folder}: d2t is {kind} {list(offsets.shape)}, expected integers [{W}]")
+    ids = torch.arange(W) + offsets.to(torch.int64)
+    if int(ids.min()) < 0 or int(ids.max()) >= V or len(set(ids.tolist())) != W:
+        raise ModelError(f"{files.folder}: d2t must give {W} different ids of the target, all below {V}")
+    return None if W == V and bool((ids == torch.arange(W)).all()) else ids.to(device)
