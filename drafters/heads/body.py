@@ -59,6 +59,16 @@ def body_config(
     )
 
 
+def same_width(config: ModelConfig, files: Files, target: Target) -> ModelConfig:
+    """`config`, if its width is the target's, whose hidden states a head takes as they are; else `ModelError`."""
+    if config.hidden_size != target.hidden_size:
+        raise ModelError(
+            f"{files.config_file}: hidden_size is {config.hidden_size}, the target's is {target.hidden_size}; "
+            "a head of this family fits only targets of its own width"
+        )
+    return config
+
+
 def layer_shapes(config: ModelConfig) -> list[LayerShape]:
     """What each of the layers keeps a token."""
     return [LayerShape(config.num_kv_heads, config.head_dim)] * config.num_layers

@@ -19,6 +19,7 @@ from specdec.errors import ModelError
 Opener = Callable[[Files, Target, Mapping[str, object], torch.device, torch.dtype], Any]
 
 FAMILIES = {
+    "eagle": ("specdec.drafters.heads.eagle", "open_eagle"),
     "eagle3": ("specdec.drafters.heads.eagle3", "open_eagle3"),
 }
 # Families that have a name and no model here yet.

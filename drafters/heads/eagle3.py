@@ -15,7 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from specdec.drafters.heads import Target
-from specdec.drafters.heads.body import Ends, body_config, fill_head, layer_shapes, rotary_frequencies, target_ids
+from specdec.drafters.heads.body import (
+    Ends,
+    body_config,
+    fill_head,
+    layer_shapes,
+    rotary_frequencies,
+    same_width,
+    target_ids,
+)
 from specdec.drafters.heads.conventions import Raw, overridden
 from specdec.drafters.heads.files import Files
 from specdec.errors import ModelError
@@ -137,6 +145,8 @@ def open_eagle3(
     config = body_config(files.config, files)
     taps = _taps(files, raw, convention, target)
     draft_vocab_size = raw.get("draft_vocab_size", int, config.vocab_size)
+    if "fc.weight" not in files.tensors:
+        same_width(config, files, target)
     has_fc, sizes = "fc.weight" in files.tensors, [target.hidden_size] * len(taps)
     with torch.device("meta"):
         body = Body(config, convention, sizes, has_fc=has_fc, fc_bias="fc.bias" in files.tensors)

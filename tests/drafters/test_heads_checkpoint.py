@@ -22,6 +22,8 @@ FAMILIES: dict[str, tuple[dict[str, Any], list[str], str]] = {
     "midlayer": ({}, ["fc.weight", "midlayer.hidden_norm.weight"], "eagle3"),
     "layers.0.hidden_norm": ({"model_type": "qwen3"}, ["fc.weight", "layers.0.hidden_norm.weight"], "eagle3"),
     "d2t": ({}, ["fc.weight", "d2t"], "eagle3"),
+    "fc alone": ({}, ["fc.weight", "layers.0.mlp.up_proj.weight"], "eagle"),
+    "old speculators": ({"speculators_model_type": "eagle"}, ["fusion_fc.weight"], "eagle"),
 }
 
 
