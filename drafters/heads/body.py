@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,26 +28,28 @@ _IGNORED = ("t2d", "d2t", "verifier_norm.weight", "verifier_lm_head.weight")
 _OF_THE_TARGET = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
-def body_config(
-    raw: Mapping[str, Any], files: Files, *, layer: str = "layers.0", num_layers: int | None = None
-) -> ModelConfig:
-    """The numbers of a head's layers, with biases and norms of queries and keys where the tensors of `layer` have them.
+def body_config(files: Files, *, inside_target: bool = False) -> ModelConfig:
+    """The numbers of a head's layers, with biases and norms of queries and keys where the first has tensors of them.
 
-    `raw` is config.json, or what lies in it under `transformer_layer_config`; `num_layers` overrides what it says, for
-    configs of whole targets. Raises `ModelError` naming config.json and the key.
+    From config.json, or from what lies in it under `transformer_layer_config` or `text_config`. `inside_target`: it is
+    the target's config, of which one layer with full attention is asked for. Raises `ModelError` naming config.json
+    and the key.
     """
-    raw = raw.get("transformer_layer_config", raw)
+    raw = files.config
+    for nested in ("transformer_layer_config", "text_config"):
+        raw = raw[nested] if isinstance(raw.get(nested), Mapping) else raw
     changed = {key: value for key, value in raw.items() if key not in _OF_THE_TARGET}
     kinds = changed.get("layer_types")
-    if num_layers is not None:
-        changed |= {"num_hidden_layers": num_layers, "layer_types": None, "use_sliding_window": False}
+    if inside_target:
+        changed |= {"num_hidden_layers": 1, "layer_types": None, "use_sliding_window": False}
+        changed |= {"partial_rotary_factor": None, "rope_parameters": _without_share(changed.get("rope_parameters"))}
     elif isinstance(kinds, list) and all(kind == FULL for kind in kinds):
         changed["layer_types"] = None  # whatever its length: nothing is said
     changed["model_type"] = "qwen3" if raw.get("model_type") == "qwen3" else "llama"
     config = ModelConfig.from_dict(changed, str(files.config_file))
 
     def has(name: str) -> bool:
-        return f"{layer}.{name}" in files.tensors
+        return f"layers.0.{name}" in files.tensors
 
     return replace(
         config,
@@ -57,6 +58,11 @@ def body_config(
         mlp_bias=has("mlp.gate_proj.bias"),
         qk_norm=config.qk_norm or has("self_attn.q_norm.weight"),
     )
+
+
+def _without_share(rope: object) -> object:
+    """Who asks for one layer of a target looks after `partial_rotary_factor` himself."""
+    return {k: v for k, v in rope.items() if k != "partial_rotary_factor"} if isinstance(rope, Mapping) else rope
 
 
 def same_width(config: ModelConfig, files: Files, target: Target) -> ModelConfig:
@@ -76,7 +82,7 @@ def layer_shapes(config: ModelConfig) -> list[LayerShape]:
 
 def rotary_frequencies(config: ModelConfig) -> Tensor:
     """Of all layers: kinds of layers differ in their windows only."""
-    return frequencies(next(iter(config.ropes.values())), config.head_dim)
+    return frequencies(next(iter(config.ropes.values())), config.rotary_dim or config.head_dim)
 
 
 class Ends(nn.Module):

@@ -15,17 +15,18 @@ import torch
 from specdec.drafters.heads import Head, Target
 from specdec.drafters.heads.files import Files, open_files
 from specdec.errors import ModelError
+from specdec.models.config import MTP_COUNTS
 
 Opener = Callable[[Files, Target, Mapping[str, object], torch.device, torch.dtype], Any]
 
 FAMILIES = {
     "eagle": ("specdec.drafters.heads.eagle", "open_eagle"),
+    "mtp": ("specdec.drafters.heads.mtp", "open_mtp"),
     "eagle3": ("specdec.drafters.heads.eagle3", "open_eagle3"),
 }
 # Families that have a name and no model here yet.
 LATER = ("dflash", "dflash2", "dspark", "xpress")
 DRAFT_MODEL = "draft_model"
-_MTP_KEYS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 
 
 def open_head(
@@ -100,7 +101,7 @@ def _detected(files: Files) -> str:
         return "peagle" if "mask_hidden" in names else "eagle3"
     if "fc.weight" in names and "layers.0.input_layernorm.weight" not in names:
         return "eagle"
-    if (keys & set(_MTP_KEYS) and holds(r"(mtp|mtp_layers|layers\.\d+\.(eh_proj|enorm))\.")) or holds(r"mtp\.fc\."):
+    if (keys & set(MTP_COUNTS) and holds(r"(mtp|mtp_layers|layers\.\d+\.(eh_proj|enorm))\.")) or holds(r"mtp\.fc\."):
         return "mtp"
     if {"embed_tokens.weight", "layers.0.input_layernorm.weight"} <= names.keys() or holds(r"language_model\."):
         return DRAFT_MODEL

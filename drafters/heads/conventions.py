@@ -37,17 +37,23 @@ def overridden(convention: Convention, overrides: Mapping[str, object], family: 
 
 
 class Raw:
-    """Typed look-ups in a drafter's config, at top level or in one of the `nested` objects; the first that has a key
-    wins. Complaints name the file and the key."""
+    """Typed look-ups in a drafter's config, at top level or in the objects under the `nested` keys; the first that has
+    a key wins. Complaints name the file and the key."""
 
     def __init__(self, raw: Mapping[str, Any], where: object, nested: tuple[str, ...] = ()) -> None:
         self.where = where
-        self.levels = [raw, *(raw[key] for key in nested if isinstance(raw.get(key), Mapping))]
+        self.levels = [raw]
+        for level in self.levels:  # grows as it goes
+            self.levels += [level[key] for key in nested if isinstance(level.get(key), Mapping)]
 
     def get(self, key: str, kind: type[Value], default: Value) -> Value:
         """The value of `key`, or `default` where it is absent or null. Raises `ModelError` for the wrong type."""
         value = next((level[key] for level in self.levels if level.get(key) is not None), None)
         return default if value is None else cast(Value, _checked(kind, value, f"{self.where}: {key}", ModelError))
+
+    def number(self, key: str, default: float) -> float:
+        """As `get`; an integer is a number too."""
+        return self.get(key, cast(type[float], int | float), default)
 
     def ids(self, key: str) -> tuple[int, ...] | None:
         """A list of integers, or None."""

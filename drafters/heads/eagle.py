@@ -118,7 +118,7 @@ def open_eagle(
     """See `open_head`. Whether `fc` has a bias is read off the tensors: configs are silent, and publishers differ."""
     convention = EagleConvention(add_para_norm="embedding_layernorm.weight" in files.tensors)
     convention = overridden(convention, overrides, "eagle")
-    config = same_width(body_config(files.config, files), files, target)
+    config = same_width(body_config(files), files, target)
     draft_vocab_size = files.width(HEAD, 0) if HEAD in files.tensors else target.vocab_size
     with torch.device("meta"):
         body = Body(config, convention, fc_bias="fc.bias" in files.tensors)

@@ -142,7 +142,7 @@ def open_eagle3(
     """See `open_head`."""
     raw = Raw(files.config, files.config_file, nested=("eagle_config",))
     convention = overridden(_convention(files, raw), overrides, "eagle3")
-    config = body_config(files.config, files)
+    config = body_config(files)
     taps = _taps(files, raw, convention, target)
     draft_vocab_size = raw.get("draft_vocab_size", int, config.vocab_size)
     if "fc.weight" not in files.tensors:
@@ -168,7 +168,7 @@ def _convention(files: Files, raw: Raw) -> Eagle3Convention:
         norm_before_fc=raw.get("norm_before_fc", bool, "input_norm.weight" in files.tensors),
         fc_norm=raw.get("fc_norm", bool, raw.get("use_aux_norm", bool, "fc_norm.0.weight" in files.tensors)),
         norm_output=raw.get("norm_output", bool, False),
-        logit_scale=raw.get("logit_scale", float, 1.0),
+        logit_scale=raw.number("logit_scale", 1.0),
     )
 
 

@@ -16,6 +16,9 @@ SLIDING = "sliding_attention"
 MAX_LAYERS = 1024  # more are a damaged file; building them would fill the memory before any tensor is looked for
 ROPE_KINDS = ("default", "linear", "llama3", "divisors")
 
+# Where configs say how many modules for multi-token prediction came with the model.
+MTP_COUNTS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers", "num_mtp_modules")
+
 # What the classes of each family assume where config.json is silent (transformers' own defaults).
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {
@@ -92,7 +95,9 @@ class Rope:
 class ModelConfig:
     """The numbers of one model, with the field's usual names. `ropes` has one entry a kind that occurs in
     `layer_kinds`; `attention_scale` is what queries times keys are multiplied by; `attention_bias` is about
-    q, k and v."""
+    q, k and v; `output_gate` says that q brings a gate for what the attention puts out; `rotary_dim` is how much of a
+    head is rotated, None for all of it; `num_mtp_modules` counts the layers for multi-token prediction that files
+    number behind the model's own."""
 
     model_type: str
     vocab_size: int
@@ -114,6 +119,9 @@ class ModelConfig:
     output_bias: bool = False
     qk_norm: bool = False
     mlp_bias: bool = False
+    output_gate: bool = False
+    rotary_dim: int | None = None
+    num_mtp_modules: int = 0
     final_softcap: float | None = None
 
     @staticmethod
@@ -169,6 +177,7 @@ class ModelConfig:
             output_bias=attention_bias,
             qk_norm=model_type in ("qwen3", _GEMMA),
             mlp_bias=keys.flag("mlp_bias", False),
+            num_mtp_modules=max((keys.count(key) for key in MTP_COUNTS), default=0),
             final_softcap=keys.number("final_logit_softcapping") if raw.get("final_logit_softcapping") else None,
         )
 
@@ -196,6 +205,10 @@ class _Keys:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self.wrong(key, value, "a positive integer")
         return value
+
+    def count(self, key: str) -> int:
+        """An integer from 0; 0 where there is none."""
+        return self.integer(key) if self.raw.get(key) else 0
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.value(key, default)

@@ -46,6 +46,21 @@ EAGLE3: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
 }  # fmt: skip
 
+MTP: dict[str, tuple[str, dict[str, Any]]] = {
+    "mtp-qwen3": ("qwen3", {"num_hidden_layers": TARGET_LAYERS}),
+    "mtp-qwen3-next": (
+        "qwen3_next",
+        {
+            "num_hidden_layers": 4,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 8,
+            "shared_expert_intermediate_size": 12,
+            "norm_topk_prob": True,
+        },
+    ),
+}
+
 
 def stub(names: list[str]) -> None:
     """Stand-ins for what the library imports and these models never call."""
@@ -69,7 +84,11 @@ def body(kind: str, **changes: Any) -> Any:
         "head_dim": 8,
         "attn_implementation": "eager",
     }
-    make = {"llama": transformers.LlamaConfig, "qwen3": transformers.Qwen3Config}[kind]
+    make = {
+        "llama": transformers.LlamaConfig,
+        "qwen3": transformers.Qwen3Config,
+        "qwen3_next": transformers.Qwen3NextConfig,
+    }[kind]
     return make(**(numbers | changes))
 
 
@@ -150,8 +169,29 @@ def eagle3(name: str, kind: str, changes: dict[str, Any], changed_flags: dict[st
     record(name, model, {"features": features, "tokens": tokens} | {f"step{i}": x for i, x in enumerate(steps)})
 
 
+def mtp(name: str, kind: str, changes: dict[str, Any]) -> None:
+    """The target's hidden states and all tokens in; logits of the first step out, one row for each hidden state but the
+    last few. The later steps shift all rows, which is a layout for training. Embedding and lm_head are the target's."""
+    from speculators.models.mtp.config import MTPSpeculatorConfig
+    from speculators.models.mtp.core import MTPDraftModel
+
+    generator = torch.Generator().manual_seed(sum(name.encode()))
+    config = MTPSpeculatorConfig(
+        transformer_layer_config=body(kind, **changes), speculators_config=speculators_config("mtp")
+    )
+    model = MTPDraftModel(config).eval()
+    randomise(model, generator)
+    hidden = torch.randn(ROWS, WIDTH, generator=generator)
+    tokens = torch.randint(VOCABULARY, (ROWS,), generator=generator)
+    steps = logits_of(model, lambda: model(tokens[None], hidden[None]))
+    ends = {"embedding": model.embed_tokens.weight.detach(), "head": model.lm_head.weight.detach()}
+    record(name, model, ends | {"hidden": hidden, "tokens": tokens, "step0": steps[0]})
+
+
 def main() -> None:
     stub(["datasets", "aiohttp", "torchvision", "torchaudio"])
+    for name, (kind, changes) in MTP.items():
+        mtp(name, kind, changes)
     for name, (kind, changes, flags) in EAGLE3.items():
         eagle3(name, kind, changes, flags)
 

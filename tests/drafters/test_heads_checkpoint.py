@@ -23,6 +23,14 @@ FAMILIES: dict[str, tuple[dict[str, Any], list[str], str]] = {
     "layers.0.hidden_norm": ({"model_type": "qwen3"}, ["fc.weight", "layers.0.hidden_norm.weight"], "eagle3"),
     "d2t": ({}, ["fc.weight", "d2t"], "eagle3"),
     "fc alone": ({}, ["fc.weight", "layers.0.mlp.up_proj.weight"], "eagle"),
+    "mtp beside a deepseek": (
+        {"num_nextn_predict_layers": 1},
+        ["model.layers.61.eh_proj.weight", "lm_head.weight"],
+        "mtp",
+    ),
+    "mtp beside a mimo": ({"num_nextn_predict_layers": 1}, ["model.mtp_layers.0.input_proj.weight"], "mtp"),
+    "mtp beside a qwen 3-next, which has no key": ({}, ["mtp.fc.weight", "model.norm.weight"], "mtp"),
+    "mtp beside a qwen 3.5": ({"text_config": {"mtp_num_hidden_layers": 1}}, ["mtp.fc.weight"], "mtp"),
     "old speculators": ({"speculators_model_type": "eagle"}, ["fusion_fc.weight"], "eagle"),
 }
 
