@@ -29,7 +29,7 @@ Progress = Callable[[int, int], None]
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 # How wrappers around a text model name its tensors, in transformers 4 and 5.
 _WRAPPED = re.compile(r"^(?:language_model\.(model|lm_head)|(model)\.language_model)(?=\.)")
-_MTP = re.compile(r"(model\.)?(mtp|mtp_layers)\.")
+_DRAFTERS = re.compile(r"(model\.)?(mtp|mtp_layers|medusa_head)\.")
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _NOT_TEXT = re.compile(r"^(model\.)?(vision_tower|multi_modal_projector)\.")
 
@@ -320,11 +320,11 @@ def _tied(model: nn.Module) -> bool:
 
 
 def _ignorable(name: str, config: ModelConfig) -> bool:
-    """Tensors that some writers add: rotary tables, the head's copy where it is tied, and modules for multi-token
-    prediction, which lie in places of their own or behind the last layer (DeepSeek-V3, arXiv 2412.19437, 2.2)."""
+    """Tensors that some writers add: rotary tables, the head's copy where it is tied, Medusa's heads, and modules for
+    multi-token prediction, which lie in places of their own or behind the last layer (arXiv 2412.19437)."""
     if name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_word_embeddings):
         return True
-    if _MTP.match(name):
+    if _DRAFTERS.match(name):
         return True
     layer = _LAYER.match(name)
     return layer is not None and 0 <= int(layer[1]) - config.num_layers < config.num_mtp_modules

@@ -57,13 +57,18 @@ def test_taps_are_the_streams_that_enter_layers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers"])
-def test_modules_for_multi_token_prediction_are_left_alone(key: str, tmp_path: Path) -> None:
+def test_drafters_that_came_with_the_model_are_left_alone(key: str, tmp_path: Path) -> None:
     oracle = tiny_llama(tmp_path)
     tokens = list(range(1, 20))
     with torch.inference_mode():
         expected = oracle(torch.tensor([tokens])).logits[0]
     one = torch.ones(3)
-    names = ["mtp.fc.weight", "model.mtp_layers.0.input_proj.weight", "model.mtp.layers.0.enorm.weight"]
+    names = [
+        "mtp.fc.weight",
+        "model.mtp_layers.0.input_proj.weight",
+        "model.mtp.layers.0.enorm.weight",
+        "medusa_head.0.1.weight",
+    ]
     edit_json(tmp_path / "config.json", **{key: 1})
     numbered = ["model.layers.2.eh_proj.weight", "model.layers.2.self_attn.q_proj.weight"]
     edit_weights(tmp_path / "model.safetensors", lambda w: w.update({n: one.clone() for n in (*names, *numbered)}))

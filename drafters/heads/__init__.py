@@ -47,8 +47,9 @@ class Head(Protocol):
         """What is kept of a position, `[R, D]`, from the target's `taps` of R rows."""
         ...
 
-    def forward(self, tokens_R: Tensor, features_RD: Tensor, positions_R: Tensor, attend: Attend) -> Tensor:
-        """Hidden states `[R, D]`: what `logits` reads, and the features of the next level of drafts."""
+    def forward(self, tokens_R: Tensor, features_RD: Tensor | None, positions_R: Tensor, attend: Attend) -> Tensor:
+        """Hidden states `[R, D]`: what `logits` reads, and the features of the next level of drafts. No features is
+        for models that look at tokens only."""
         ...
 
     def logits(self, hidden_LD: Tensor) -> Tensor:

@@ -153,7 +153,16 @@ def target_ids(files: Files, draft_vocab_size: int, target: Target, device: torc
     if offsets.is_floating_point() or offsets.shape != (W,):
         kind = str(offsets.dtype).removeprefix("torch.")
         raise ModelError(f"{files.folder}: d2t is {kind} {list(offsets.shape)}, expected integers [{W}]")
-    ids = torch.arange(W) + offsets.to(torch.int64)
-    if int(ids.min()) < 0 or int(ids.max()) >= V or len(set(ids.tolist())) != W:
-        raise ModelError(f"{files.folder}: d2t must give {W} different ids of the target, all below {V}")
+    ids = checked_ids(torch.arange(W) + offsets, V, f"{files.folder}: d2t")
     return None if W == V and bool((ids == torch.arange(W)).all()) else ids.to(device)
+
+
+def checked_ids(ids: Tensor, vocab_size: int, what: str) -> Tensor:
+    """`ids` as int64 `[W]`. Raises `ModelError` saying `what` gave them, unless all are different ids of the target."""
+    if ids.is_floating_point() or ids.ndim != 1:
+        kind = str(ids.dtype).removeprefix("torch.")
+        raise ModelError(f"{what} is {kind} {list(ids.shape)}, expected one axis of integers")
+    known = set(ids.tolist())
+    if len(known) != len(ids) or not known or min(known) < 0 or max(known) >= vocab_size:
+        raise ModelError(f"{what} must give {len(ids)} different ids of the target, all below {vocab_size}")
+    return ids.to(torch.int64)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -17,12 +17,17 @@ from specdec.drafters.heads.files import Files, open_files
 from specdec.errors import ModelError
 from specdec.models.config import MTP_COUNTS
 
+if TYPE_CHECKING:
+    from specdec.drafters.heads.medusa import Medusa
+
 Opener = Callable[[Files, Target, Mapping[str, object], torch.device, torch.dtype], Any]
 
 FAMILIES = {
     "eagle": ("specdec.drafters.heads.eagle", "open_eagle"),
+    "medusa": ("specdec.drafters.heads.medusa", "open_medusa"),
     "mtp": ("specdec.drafters.heads.mtp", "open_mtp"),
     "eagle3": ("specdec.drafters.heads.eagle3", "open_eagle3"),
+    "peagle": ("specdec.drafters.heads.peagle", "open_peagle"),
 }
 # Families that have a name and no model here yet.
 LATER = ("dflash", "dflash2", "dspark", "xpress")
@@ -36,7 +41,7 @@ def open_head(
     *,
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
-) -> Head:
+) -> Head | Medusa:
     """The head in a folder, with its weights on `device` in `dtype` (norms stay fp32).
 
     `overrides` are knobs of its family by name (docs/drafter-models.md). Raises `ModelError` naming the file where it
@@ -49,7 +54,7 @@ def open_head(
         raise ModelError(f"{path}: a whole language model, not a head: open it as a draft model")
     module, name = FAMILIES[family]
     opener = cast(Opener, getattr(import_module(module), name))
-    return cast(Head, opener(files, target, overrides or {}, torch.device(device), dtype))
+    return cast("Head | Medusa", opener(files, target, overrides or {}, torch.device(device), dtype))
 
 
 def family_of(path: str | Path) -> str:

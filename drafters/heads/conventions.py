@@ -20,18 +20,23 @@ Value = TypeVar("Value")
 Convention = TypeVar("Convention", bound="DataclassInstance")
 
 
-def overridden(convention: Convention, overrides: Mapping[str, object], family: str) -> Convention:
-    """`convention` with the knobs in `overrides` (lists may stand for tuples).
+def overridden(
+    convention: Convention, overrides: Mapping[str, object], family: str, besides: tuple[str, ...] = ()
+) -> Convention:
+    """`convention` with the knobs in `overrides` (lists may stand for tuples); `besides` are names that the family has
+    elsewhere.
 
     Raises `ConfigError` for a name that the family does not have, listing those it has, and for a value of the wrong
     type.
     """
-    known = [field.name for field in fields(convention)]
+    known = [*besides, *(field.name for field in fields(convention))]
     hints = get_type_hints(type(convention))
     values: dict[str, Any] = {}
     for name, value in overrides.items():
         if name not in known:
-            raise ConfigError(f"{family} has no override {name!r}; it has: {', '.join(known) or 'none'}")
+            raise ConfigError(f"{family} has no override {name!r}; it has: {', '.join(known)}")
+        if name in besides:
+            continue
         values[name] = _checked(hints[name], value, f"the override {name} of {family}", ConfigError)
     return replace(convention, **values)
 

@@ -96,8 +96,9 @@ class Eagle(nn.Module):
         """See `Head.features`: the target's hidden state as it is."""
         return taps[0]
 
-    def forward(self, tokens_R: Tensor, features_RD: Tensor, positions_R: Tensor, attend: Attend) -> Tensor:
+    def forward(self, tokens_R: Tensor, features_RD: Tensor | None, positions_R: Tensor, attend: Attend) -> Tensor:
         """See `Head.forward`: the hidden state that the target is guessed to have next."""
+        assert features_RD is not None
         e_RD, f_RD = self.ends.embed(tokens_R), features_RD
         if self.body.embedding_layernorm is not None and self.body.hidden_states_layernorm is not None:
             e_RD, f_RD = self.body.embedding_layernorm(e_RD), self.body.hidden_states_layernorm(f_RD)

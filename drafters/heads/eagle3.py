@@ -121,8 +121,9 @@ class Eagle3(nn.Module):
             x_RT = self.body.input_norm(x_RT)
         return x_RT if self.body.fc is None else self.body.fc(x_RT)
 
-    def forward(self, tokens_R: Tensor, features_RD: Tensor, positions_R: Tensor, attend: Attend) -> Tensor:
+    def forward(self, tokens_R: Tensor, features_RD: Tensor | None, positions_R: Tensor, attend: Attend) -> Tensor:
         """See `Head.forward`: before the final norm, unless `norm_output`."""
+        assert features_RD is not None
         first, *later = self.body.layers
         cos, sin = rotary_table(positions_R, self.body.frequencies, features_RD.dtype)
         x_RD: Tensor = first(self.ends.embed(tokens_R), features_RD, cos, sin, attend)
@@ -140,14 +141,20 @@ def open_eagle3(
     files: Files, target: Target, overrides: Mapping[str, object], device: torch.device, dtype: torch.dtype
 ) -> Eagle3:
     """See `open_head`."""
-    raw = Raw(files.config, files.config_file, nested=("eagle_config",))
-    convention = overridden(_convention(files, raw), overrides, "eagle3")
-    config = body_config(files)
+    convention = overridden(convention_of(files), overrides, "eagle3")
+    return build(files, target, convention, device, dtype)
+
+
+def build(
+    files: Files, target: Target, convention: Eagle3Convention, device: torch.device, dtype: torch.dtype
+) -> Eagle3:
+    """The head of `files`, read by `convention`. Raises `ModelError`."""
+    raw, config = _raw(files), body_config(files)
     taps = _taps(files, raw, convention, target)
     draft_vocab_size = raw.get("draft_vocab_size", int, config.vocab_size)
-    if "fc.weight" not in files.tensors:
-        same_width(config, files, target)
     has_fc, sizes = "fc.weight" in files.tensors, [target.hidden_size] * len(taps)
+    if not has_fc:
+        same_width(config, files, target)
     with torch.device("meta"):
         body = Body(config, convention, sizes, has_fc=has_fc, fc_bias="fc.bias" in files.tensors)
         ends = Ends(config, target, draft_vocab_size, files)
@@ -156,10 +163,14 @@ def open_eagle3(
     return Eagle3(body, ends, convention, layers=layer_shapes(config), taps=taps, targets=targets).eval()
 
 
-def _convention(files: Files, raw: Raw) -> Eagle3Convention:
+def _raw(files: Files) -> Raw:
+    return Raw(files.config, files.config_file, nested=("eagle_config",))
+
+
+def convention_of(files: Files) -> Eagle3Convention:
     """What config.json says; where it is silent, what the tensors show. Old `speculators` files that leave out
     `norm_before_residual` mean true."""
-    speculators = files.config.get("speculators_model_type")
+    raw, speculators = _raw(files), files.config.get("speculators_model_type")
     ids, outputs = raw.ids("eagle_aux_hidden_state_layer_ids"), raw.ids("target_layer_ids")
     return Eagle3Convention(
         aux_layers=ids or outputs,

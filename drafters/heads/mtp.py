@@ -114,8 +114,9 @@ class Mtp(nn.Module):
         """See `Head.features`: the target's hidden state as it is."""
         return taps[0]
 
-    def forward(self, tokens_R: Tensor, features_RD: Tensor, positions_R: Tensor, attend: Attend) -> Tensor:
+    def forward(self, tokens_R: Tensor, features_RD: Tensor | None, positions_R: Tensor, attend: Attend) -> Tensor:
         """See `Head.forward`: as `recurrence` says."""
+        assert features_RD is not None
         e_RD, h_RD = self.body.enorm(self.target.embed(tokens_R)), self.body.hnorm(features_RD)
         x_RD: Tensor = self.body.eh_proj(torch.cat((e_RD, h_RD) if self.convention.embed_first else (h_RD, e_RD), -1))
         cos, sin = rotary_table(positions_R, self.body.frequencies, x_RD.dtype)

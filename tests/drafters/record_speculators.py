@@ -61,6 +61,11 @@ MTP: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+PEAGLE: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "peagle-llama": ("llama", {"num_hidden_layers": 2}, {"draft_vocab_size": 24, "norm_before_residual": True}),
+    "peagle-qwen3": ("qwen3", {"num_hidden_layers": 2}, {"norm_before_fc": True}),
+}
+
 
 def stub(names: list[str]) -> None:
     """Stand-ins for what the library imports and these models never call."""
@@ -188,8 +193,55 @@ def mtp(name: str, kind: str, changes: dict[str, Any]) -> None:
     record(name, model, ends | {"hidden": hidden, "tokens": tokens, "step0": steps[0]})
 
 
+def peagle(name: str, kind: str, changes: dict[str, Any], changed_flags: dict[str, Any]) -> None:
+    """Features of the target and the tokens after them in; logits of all rows out, a row being the true one of its
+    anchor (depth 0) or the mask token so many places after it."""
+    from speculators.losses import resolve_loss_config
+    from speculators.models.peagle import core
+    from speculators.models.peagle.config import PEagleSpeculatorConfig
+
+    generator = torch.Generator().manual_seed(sum(name.encode()))
+    flags: dict[str, Any] = {"draft_vocab_size": VOCABULARY, "eagle_aux_hidden_state_layer_ids": [2, 4, 5]}
+    flags |= {"mask_token_id": 7} | changed_flags
+    config = PEagleSpeculatorConfig(
+        transformer_layer_config=body(kind, **changes), speculators_config=speculators_config("peagle"), **flags
+    )
+    model = core.PEagleDraftModel(config).eval()
+    randomise(model, generator)
+    if flags["draft_vocab_size"] < VOCABULARY:
+        d2t, t2d = offsets(flags["draft_vocab_size"], generator)
+        model.load_vocab_mappings(t2d, d2t)
+    features = torch.randn(ROWS, 3 * WIDTH, generator=generator)
+    tokens = torch.randint(VOCABULARY, (ROWS,), generator=generator)
+    drawn: list[tuple[Tensor, Tensor]] = []
+    draw = core.generate_cod_sample_indices
+
+    def draw_and_tell(*, seq_length: int, **rest: Any) -> tuple[Tensor, Tensor]:
+        drawn.append(draw(seq_length=seq_length, **rest))
+        return drawn[-1]
+
+    core.generate_cod_sample_indices = draw_and_tell
+    torch.manual_seed(0)
+    steps = logits_of(
+        model,
+        lambda: model(
+            features[None],
+            tokens[None],
+            torch.zeros(1, ROWS, dtype=torch.long),
+            verifier_last_hidden_states=torch.randn(1, ROWS, WIDTH, generator=generator),
+            loss_config=resolve_loss_config("kl_div", "eager"),
+            num_depths=STEPS,
+        ),
+    )
+    core.generate_cod_sample_indices = draw
+    rows = {"anchors": drawn[0][0], "depths": drawn[0][1], "logits": steps[0]}
+    record(name, model, {"features": features, "tokens": tokens} | rows)
+
+
 def main() -> None:
     stub(["datasets", "aiohttp", "torchvision", "torchaudio"])
+    for name, (kind, changes, flags) in PEAGLE.items():
+        peagle(name, kind, changes, flags)
     for name, (kind, changes) in MTP.items():
         mtp(name, kind, changes)
     for name, (kind, changes, flags) in EAGLE3.items():

@@ -13,7 +13,7 @@ import torch
 
 from specdec.drafters.heads.checkpoint import family_of, open_head
 from specdec.errors import ModelError
-from tests.drafters.heads import RECORDED, recorded, target, write
+from tests.drafters.head_files import RECORDED, recorded, target, write
 from tests.models.tiny import tiny_llama
 
 ONE = torch.ones(2, 2)
@@ -31,6 +31,11 @@ FAMILIES: dict[str, tuple[dict[str, Any], list[str], str]] = {
     "mtp beside a mimo": ({"num_nextn_predict_layers": 1}, ["model.mtp_layers.0.input_proj.weight"], "mtp"),
     "mtp beside a qwen 3-next, which has no key": ({}, ["mtp.fc.weight", "model.norm.weight"], "mtp"),
     "mtp beside a qwen 3.5": ({"text_config": {"mtp_num_hidden_layers": 1}}, ["mtp.fc.weight"], "mtp"),
+    "medusa by its key": ({"medusa_num_heads": 5}, ["x"], "medusa"),
+    "medusa by its names": ({}, ["0.0.linear.weight"], "medusa"),
+    "medusa inside a model": ({}, ["medusa_head.0.0.linear.weight", "model.embed_tokens.weight"], "medusa"),
+    "medusa of old vllm": ({}, ["blocks.0.layers.0.weight"], "medusa"),
+    "peagle": ({}, ["fc.weight", "midlayer.hidden_norm.weight", "mask_hidden"], "peagle"),
     "old speculators": ({"speculators_model_type": "eagle"}, ["fusion_fc.weight"], "eagle"),
 }
 

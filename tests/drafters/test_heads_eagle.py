@@ -13,7 +13,7 @@ from specdec.drafters.heads import Head
 from specdec.drafters.heads.checkpoint import family_of, open_head
 from specdec.drafters.heads.eagle import Eagle
 from specdec.errors import ConfigError, ModelError
-from tests.drafters.heads import LAYERS, VOCABULARY, WIDTH, Tensors, off_by, random_tensors, renamed, target, write
+from tests.drafters.head_files import LAYERS, VOCABULARY, WIDTH, Tensors, off_by, random_tensors, renamed, target, write
 from tests.drafters.reference import ReferenceLayer, rms
 from tests.drafters.rows import Rows, causal
 

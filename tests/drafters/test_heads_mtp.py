@@ -16,7 +16,7 @@ from specdec.drafters.heads import Head
 from specdec.drafters.heads.checkpoint import family_of, open_head
 from specdec.drafters.heads.mtp import Mtp
 from specdec.errors import ConfigError, ModelError
-from tests.drafters.heads import (
+from tests.drafters.head_files import (
     LAYERS,
     RECORDED,
     VOCABULARY,
