@@ -33,5 +33,8 @@ def rotary_table(positions_R: Tensor, frequencies_F: Tensor, dtype: torch.dtype)
 
 def rotate(x_RHK: Tensor, cos_R1K: Tensor, sin_R1K: Tensor) -> Tensor:
     """Rotate dimension i of the first half with dimension i of the second by the row's angle
-    (Su et al., arXiv 2104.09864, in the half-split layout)."""
+    (Su et al., arXiv 2104.09864, in the half-split layout). What the tables are too narrow for stays as it is."""
+    size = cos_R1K.shape[-1]
+    if size < x_RHK.shape[-1]:
+        return torch.cat((rotate(x_RHK[..., :size], cos_R1K, sin_R1K), x_RHK[..., size:]), -1)
     return torch.addcmul(x_RHK * cos_R1K, x_RHK.roll(x_RHK.shape[-1] // 2, -1), sin_R1K)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -29,6 +29,8 @@ Progress = Callable[[int, int], None]
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 # How wrappers around a text model name its tensors, in transformers 4 and 5.
 _WRAPPED = re.compile(r"^(?:language_model\.(model|lm_head)|(model)\.language_model)(?=\.)")
+_DRAFTERS = re.compile(r"(model\.)?(mtp|mtp_layers|medusa_head)\.")
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _NOT_TEXT = re.compile(r"^(model\.)?(vision_tower|multi_modal_projector)\.")
 
 
@@ -81,11 +83,11 @@ def _open_gguf(path: Path, name: str) -> Checkpoint:
 
 
 def _open_folder(folder: Path, name: str) -> Checkpoint:
-    raw = _read_json(folder / "config.json")
+    raw = read_json(folder / "config.json")
     config = ModelConfig.from_dict(raw, str(folder / "config.json"))
-    files, wrapped = _weight_files(folder), "text_config" in raw
+    files, wrapped = weight_files(folder), "text_config" in raw
     generation_file = folder / "generation_config.json"
-    generation = _read_json(generation_file) if generation_file.exists() else {}
+    generation = read_json(generation_file) if generation_file.exists() else {}
     ids = (raw["text_config"] if isinstance(raw.get("text_config"), dict) else {}) | raw | generation
     return Checkpoint(
         name=name,
@@ -99,7 +101,8 @@ def _open_folder(folder: Path, name: str) -> Checkpoint:
     )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises `ModelError` naming the file."""
     try:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -130,7 +133,7 @@ def _chat_template(folder: Path) -> str | None:
         except (OSError, UnicodeDecodeError) as error:
             raise ModelError(f"{file}: cannot be read: {error}") from None
     file = folder / "tokenizer_config.json"
-    template = _read_json(file).get("chat_template") if file.exists() else None
+    template = read_json(file).get("chat_template") if file.exists() else None
     if isinstance(template, list) and all(isinstance(entry, dict) for entry in template):
         template = next((entry.get("template") for entry in template if entry.get("name") == "default"), None)
     if template is not None and not isinstance(template, str):
@@ -138,12 +141,13 @@ def _chat_template(folder: Path) -> str | None:
     return template
 
 
-def _weight_files(folder: Path) -> dict[Path, frozenset[str]]:
-    """The weight files of a folder, each with the names that the index promises in it."""
+def weight_files(folder: Path) -> dict[Path, frozenset[str]]:
+    """The safetensors files of a folder, each with the names that the index promises in it. Raises `ModelError` where
+    there are none."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
         shards: dict[Path, set[str]] = {}
-        weight_map = _read_json(index).get("weight_map")
+        weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise ModelError(f"{index}: the key weight_map must be an object of tensor names and files")
         for name, file in weight_map.items():
@@ -225,23 +229,48 @@ def load(
     shape.
     """
     model = build(checkpoint.config)
+    fill(
+        model,
+        checkpoint.weights(),
+        checkpoint.path,
+        ignorable=lambda name: _ignorable(name, checkpoint.config),
+        device=device,
+        dtype=dtype,
+        progress=progress,
+    )
+    return cast(Model, model)
+
+
+def fill(
+    model: nn.Module,
+    tensors: Iterable[tuple[str, Tensor]],
+    where: Path,
+    *,
+    ignorable: Callable[[str], bool] = lambda name: False,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+    progress: Progress | None = None,
+) -> None:
+    """Give a module on the meta device memory, and its parameters the `tensors` of their names on disk.
+
+    Raises `ModelError`, naming `where`, which lists what is missing, unexpected (unless `ignorable`) or of the wrong
+    shape.
+    """
     _materialise(model, torch.device(device), dtype)
     places = _places(model)
     missing, unexpected = dict.fromkeys(places), []
     with torch.no_grad():
-        for name, tensor in checkpoint.weights():
+        for name, tensor in tensors:
             place = places.get(name)
             if place is None:
-                if not _ignorable(name, checkpoint.config):
+                if not ignorable(name):
                     unexpected.append(name)
                 continue
             if tuple(tensor.shape) != place.shape:
-                raise ModelError(
-                    f"{checkpoint.path}: {name} has the shape {list(tensor.shape)}, expected {list(place.shape)}"
-                )
+                raise ModelError(f"{where}: {name} has the shape {list(tensor.shape)}, expected {list(place.shape)}")
             if not tensor.is_floating_point():
                 kind = str(tensor.dtype).removeprefix("torch.")
-                raise ModelError(f"{checkpoint.path}: {name} is {kind}, expected floating point")
+                raise ModelError(f"{where}: {name} is {kind}, expected floating point")
             if place.offset:
                 tensor = tensor.float() + place.offset
             place.parameter[place.start : place.start + place.shape[0]].copy_(tensor)
@@ -251,8 +280,8 @@ def load(
     for what, names in (("missing", list(missing)), ("unexpected", unexpected)):
         if names:
             listed = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-            raise ModelError(f"{checkpoint.path}: {what} tensors: {listed}")
-    return cast(Model, model.eval())
+            raise ModelError(f"{where}: {what} tensors: {listed}")
+    model.eval()
 
 
 def _materialise(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
@@ -271,7 +300,7 @@ def _materialise(model: nn.Module, device: torch.device, dtype: torch.dtype) -> 
 
 def _places(model: nn.Module) -> dict[str, _Place]:
     """For each name on disk its place in the model. A merged linear is filled from the parts that its owner lists."""
-    places: dict[str, _Place] = {}
+    places = {name: _Place(own, 0, tuple(own.shape), 0.0) for name, own in model.named_parameters(recurse=False)}
     for prefix, module in model.named_modules():
         parts = getattr(module, "parts", {})
         for child_name, child in module.named_children():
@@ -286,9 +315,16 @@ def _places(model: nn.Module) -> dict[str, _Place]:
 
 
 def _tied(model: nn.Module) -> bool:
-    return model.get_submodule("lm_head").weight is model.get_submodule("model.embed_tokens").weight
+    embeddings = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
+    return any(model.get_parameter("lm_head.weight") is weight for weight in embeddings)
 
 
 def _ignorable(name: str, config: ModelConfig) -> bool:
-    """Tensors that some writers add: rotary tables, and the head's copy where it is tied."""
-    return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_word_embeddings)
+    """Tensors that some writers add: rotary tables, the head's copy where it is tied, Medusa's heads, and modules for
+    multi-token prediction, which lie in places of their own or behind the last layer (arXiv 2412.19437)."""
+    if name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_word_embeddings):
+        return True
+    if _DRAFTERS.match(name):
+        return True
+    layer = _LAYER.match(name)
+    return layer is not None and 0 <= int(layer[1]) - config.num_layers < config.num_mtp_modules

@@ -56,6 +56,31 @@ def test_taps_are_the_streams_that_enter_layers(tmp_path: Path) -> None:
     torch.testing.assert_close(norm, hidden)
 
 
+@pytest.mark.parametrize("key", ["num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers"])
+def test_drafters_that_came_with_the_model_are_left_alone(key: str, tmp_path: Path) -> None:
+    oracle = tiny_llama(tmp_path)
+    tokens = list(range(1, 20))
+    with torch.inference_mode():
+        expected = oracle(torch.tensor([tokens])).logits[0]
+    one = torch.ones(3)
+    names = [
+        "mtp.fc.weight",
+        "model.mtp_layers.0.input_proj.weight",
+        "model.mtp.layers.0.enorm.weight",
+        "medusa_head.0.1.weight",
+    ]
+    edit_json(tmp_path / "config.json", **{key: 1})
+    numbered = ["model.layers.2.eh_proj.weight", "model.layers.2.self_attn.q_proj.weight"]
+    edit_weights(tmp_path / "model.safetensors", lambda w: w.update({n: one.clone() for n in (*names, *numbered)}))
+    torch.testing.assert_close(dense_logits(load(open_checkpoint(tmp_path)), tokens), expected)
+    edit_json(tmp_path / "config.json", **{key: 0})
+    with pytest.raises(ModelError, match=r"unexpected tensors: model\.layers\.2\.eh_proj"):
+        load(open_checkpoint(tmp_path))
+    edit_json(tmp_path / "config.json", **{key: "one"})
+    with pytest.raises(ModelError, match=f"{key} must be a positive integer, got 'one'"):
+        open_checkpoint(tmp_path)
+
+
 def test_a_tied_head_is_one_tensor_and_its_copy_on_disk_is_ignored(tmp_path: Path) -> None:
     tiny_llama(tmp_path, tied=True)
     rotary = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4), "lm_head.weight": torch.ones(64, 32)}
@@ -130,7 +155,7 @@ BROKEN: dict[str, tuple[Break, str]] = {
     ),
     "unknown family": (
         lambda f: edit_json(f / "config.json", model_type="bert"),
-        "config.json: model_type 'bert' is not supported; supported: llama, gemma3_text",
+        "config.json: model_type 'bert' is not supported; supported: llama, qwen2, qwen3, gemma3_text",
     ),
     "no layers": (
         lambda f: edit_json(f / "config.json", num_hidden_layers=0),

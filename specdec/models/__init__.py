@@ -11,6 +11,8 @@ from specdec.models.config import ModelConfig
 
 FAMILIES = {
     "llama": ("specdec.models.llama", "Llama"),
+    "qwen2": ("specdec.models.llama", "Llama"),
+    "qwen3": ("specdec.models.llama", "Llama"),
     "gemma3_text": ("specdec.models.gemma3", "Gemma3"),
 }
 

@@ -16,6 +16,9 @@ SLIDING = "sliding_attention"
 MAX_LAYERS = 1024  # more are a damaged file; building them would fill the memory before any tensor is looked for
 ROPE_KINDS = ("default", "linear", "llama3", "divisors")
 
+# Where configs say how many modules for multi-token prediction came with the model.
+MTP_COUNTS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers", "num_mtp_modules")
+
 # What the classes of each family assume where config.json is silent (transformers' own defaults).
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {
@@ -24,6 +27,23 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "hidden_act": "silu",
         "rope_theta": 1e4,
         "tie_word_embeddings": False,
+    },
+    "qwen2": {
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 32768,
+        "hidden_act": "silu",
+        "rope_theta": 1e4,
+        "tie_word_embeddings": False,
+        "max_window_layers": 28,
+    },
+    "qwen3": {
+        "head_dim": 128,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 32768,
+        "hidden_act": "silu",
+        "rope_theta": 1e4,
+        "tie_word_embeddings": False,
+        "max_window_layers": 28,
     },
     "gemma3_text": {
         "vocab_size": 262208,
@@ -44,7 +64,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
-_ACTIVATIONS = {"llama": ("silu",), "gemma3_text": ("gelu_pytorch_tanh",)}
+_GEMMA = "gemma3_text"
 # Keys that change what the model computes and that no model file here honours: only these values pass.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "partial_rotary_factor": (None, 1, 1.0),
@@ -74,7 +94,10 @@ class Rope:
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """The numbers of one model, with the field's usual names. `ropes` has one entry a kind that occurs in
-    `layer_kinds`; `attention_scale` is what queries times keys are multiplied by."""
+    `layer_kinds`; `attention_scale` is what queries times keys are multiplied by; `attention_bias` is about
+    q, k and v; `output_gate` says that q brings a gate for what the attention puts out; `rotary_dim` is how much of a
+    head is rotated, None for all of it; `num_mtp_modules` counts the layers for multi-token prediction that files
+    number behind the model's own."""
 
     model_type: str
     vocab_size: int
@@ -93,7 +116,12 @@ class ModelConfig:
     ropes: Mapping[str, Rope]
     sliding_window: int | None = None
     attention_bias: bool = False
+    output_bias: bool = False
+    qk_norm: bool = False
     mlp_bias: bool = False
+    output_gate: bool = False
+    rotary_dim: int | None = None
+    num_mtp_modules: int = 0
     final_softcap: float | None = None
 
     @staticmethod
@@ -108,11 +136,11 @@ class ModelConfig:
         keys = _Keys(raw, _DEFAULTS[model_type], where)
         for key, allowed in _NEUTRAL.items():
             keys.only(key, allowed)
-        if model_type == "llama":
+        if model_type != _GEMMA:
             keys.only("final_logit_softcapping", (None,))
         activation = raw.get("hidden_activation") or keys.value("hidden_act")
-        if activation not in _ACTIVATIONS[model_type]:
-            raise keys.wrong("hidden_act", activation, " or ".join(_ACTIVATIONS[model_type]))
+        if activation != _DEFAULTS[model_type]["hidden_act"]:
+            raise keys.wrong("hidden_act", activation, _DEFAULTS[model_type]["hidden_act"])
 
         hidden_size, num_heads = keys.integer("hidden_size"), keys.integer("num_attention_heads")
         num_layers = keys.integer("num_hidden_layers")
@@ -127,6 +155,7 @@ class ModelConfig:
         if head_dim % 2:
             raise keys.wrong("head_dim", head_dim, "an even number")
         layer_kinds = _layer_kinds(keys, num_layers)
+        attention_bias = keys.flag("attention_bias", False)
         return ModelConfig(
             model_type=model_type,
             vocab_size=keys.integer("vocab_size"),
@@ -142,10 +171,13 @@ class ModelConfig:
             tie_word_embeddings=keys.flag("tie_word_embeddings"),
             attention_scale=keys.number("query_pre_attn_scalar", float(head_dim)) ** -0.5,
             layer_kinds=layer_kinds,
-            ropes={kind: _rope(keys, kind) for kind in dict.fromkeys(layer_kinds)},
+            ropes={kind: _rope(keys, kind if model_type == _GEMMA else FULL) for kind in dict.fromkeys(layer_kinds)},
             sliding_window=keys.integer("sliding_window") if SLIDING in layer_kinds else None,
-            attention_bias=keys.flag("attention_bias", False),
+            attention_bias=attention_bias or model_type == "qwen2",
+            output_bias=attention_bias,
+            qk_norm=model_type in ("qwen3", _GEMMA),
             mlp_bias=keys.flag("mlp_bias", False),
+            num_mtp_modules=max((keys.count(key) for key in MTP_COUNTS), default=0),
             final_softcap=keys.number("final_logit_softcapping") if raw.get("final_logit_softcapping") else None,
         )
 
@@ -174,6 +206,10 @@ class _Keys:
             raise self.wrong(key, value, "a positive integer")
         return value
 
+    def count(self, key: str) -> int:
+        """An integer from 0; 0 where there is none."""
+        return self.integer(key) if self.raw.get(key) else 0
+
     def number(self, key: str, default: float | None = None) -> float:
         value = self.value(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
@@ -199,16 +235,26 @@ class _Keys:
 
 
 def _layer_kinds(keys: _Keys, num_layers: int) -> tuple[str, ...]:
-    if keys.raw["model_type"] != "gemma3_text":
-        return (FULL,) * num_layers
-    kinds = keys.raw.get("layer_types")
-    if kinds is None:
+    """From `layer_types`, else from how the family counts: Gemma by a pattern, Qwen from a first layer on."""
+    kinds, model_type = keys.raw.get("layer_types"), keys.raw["model_type"]
+    if kinds is not None:
+        if (
+            not isinstance(kinds, list)
+            or len(kinds) != num_layers
+            or not all(kind in (FULL, SLIDING) for kind in kinds)
+        ):
+            raise keys.wrong("layer_types", kinds, f"{num_layers} times {FULL} or {SLIDING}")
+        return tuple(kinds)
+    if model_type == _GEMMA:
         old_name = "_sliding_window_pattern"
         pattern = keys.integer(old_name if keys.raw.get(old_name) is not None else "sliding_window_pattern")
         return tuple(SLIDING if (layer + 1) % pattern else FULL for layer in range(num_layers))
-    if not isinstance(kinds, list) or len(kinds) != num_layers or not all(kind in (FULL, SLIDING) for kind in kinds):
-        raise keys.wrong("layer_types", kinds, f"{num_layers} times {FULL} or {SLIDING}")
-    return tuple(kinds)
+    if keys.flag("use_sliding_window", False):
+        first = keys.raw.get("max_window_layers", keys.defaults.get("max_window_layers", num_layers))
+        if isinstance(first, bool) or not isinstance(first, int):
+            raise keys.wrong("max_window_layers", first, "an integer")
+        return tuple(SLIDING if layer >= first else FULL for layer in range(num_layers))
+    return (FULL,) * num_layers
 
 
 def _rope(keys: _Keys, kind: str) -> Rope:

@@ -37,7 +37,7 @@ class Attention(nn.Module):
         self.parts = {"qkv_proj": {"q_proj": H * K, "k_proj": G * K, "v_proj": G * K}}
         self.qkv_proj = nn.Linear(config.hidden_size, (H + 2 * G) * K, bias=config.attention_bias)
         self.q_norm, self.k_norm = norm(K, config), norm(K, config)
-        self.o_proj = nn.Linear(H * K, config.hidden_size, bias=config.attention_bias)
+        self.o_proj = nn.Linear(H * K, config.hidden_size, bias=config.output_bias)
 
     def forward(self, x_RD: Tensor, table: Table, attend: Attend) -> Tensor:
         H, G, K = self.heads

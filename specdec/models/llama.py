@@ -1,4 +1,5 @@
-"""Llama (Touvron et al., arXiv 2302.13971; grouped queries from arXiv 2307.09288). SmolLM2 is one.
+"""Llama (Touvron et al., arXiv 2302.13971; grouped queries from arXiv 2307.09288). SmolLM2 is one. Qwen 2 adds biases
+(arXiv 2407.10671), Qwen 3 norms of queries and keys (arXiv 2505.09388); gates of the output are Qwen3-Next's.
 
 R rows, L logits rows, V vocabulary, D width, H query heads, G key-value heads, K head size.
 """
@@ -13,28 +14,43 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.kernels.norm_rope import rotary_table, rotate
-from specdec.models.config import FULL, ModelConfig
+from specdec.models.config import SLIDING, ModelConfig
 from specdec.models.layers import Norm, frequencies
 from specdec.protocols import Attend, LayerShape
 
 
 class Attention(nn.Module):
-    """`parts` says which rows of a merged linear come from which one on disk."""
+    """`parts` says which rows of a merged linear come from which one on disk. `width` is what it reads, D if None."""
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: ModelConfig, layer: int, width: int | None = None) -> None:
         super().__init__()
         H, G, K = config.num_heads, config.num_kv_heads, config.head_dim
+        Q = 2 * H if config.output_gate else H
         self.layer, self.scale = layer, config.attention_scale
-        self.heads = (H, G, K)
-        self.parts = {"qkv_proj": {"q_proj": H * K, "k_proj": G * K, "v_proj": G * K}}
-        self.qkv_proj = nn.Linear(config.hidden_size, (H + 2 * G) * K, bias=config.attention_bias)
-        self.o_proj = nn.Linear(H * K, config.hidden_size, bias=config.attention_bias)
+        self.window = config.sliding_window if config.layer_kinds[layer] == SLIDING else None
+        self.heads, self.output_gate = (H, G, K), config.output_gate
+        self.parts = {"qkv_proj": {"q_proj": Q * K, "k_proj": G * K, "v_proj": G * K}}
+        self.qkv_proj = nn.Linear(width or config.hidden_size, (Q + 2 * G) * K, bias=config.attention_bias)
+        self.q_norm = Norm(K, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = Norm(K, config.rms_norm_eps) if config.qk_norm else None
+        self.o_proj = nn.Linear(H * K, config.hidden_size, bias=config.output_bias)
 
     def forward(self, x_RD: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         H, G, K = self.heads
-        qk, v = self.qkv_proj(x_RD).view(-1, H + 2 * G, K).split_with_sizes((H + G, G), 1)
+        qkv, gate_RHK = self.qkv_proj(x_RD), None
+        if self.output_gate:  # each head's query is followed by its gate
+            q, kv = qkv.split_with_sizes((2 * H * K, 2 * G * K), -1)
+            q, gate_RHK = q.view(-1, H, 2 * K).chunk(2, -1)
+            qkv = torch.cat((q.flatten(1), kv), -1)
+        qk, v = qkv.view(-1, H + 2 * G, K).split_with_sizes((H + G, G), 1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = qk.split_with_sizes((H, G), 1)
+            qk = torch.cat((self.q_norm(q), self.k_norm(k)), 1)
         q, k = rotate(qk, cos, sin).split_with_sizes((H, G), 1)
-        out: Tensor = self.o_proj(attend(self.layer, q, k, v, scale=self.scale).flatten(1))
+        mixed_RHK = attend(self.layer, q, k, v, scale=self.scale, window=self.window)
+        if gate_RHK is not None:
+            mixed_RHK = mixed_RHK * gate_RHK.sigmoid()
+        out: Tensor = self.o_proj(mixed_RHK.flatten(1))
         return out
 
 
@@ -79,7 +95,8 @@ class Body(nn.Module):
         self.embed_tokens = nn.Embedding(V, D, _weight=torch.empty(V, D))
         self.layers = nn.ModuleList(Layer(config, layer) for layer in range(config.num_layers))
         self.norm = Norm(config.hidden_size, config.rms_norm_eps)
-        self.register_buffer("frequencies", frequencies(config.ropes[FULL], config.head_dim), persistent=False)
+        rope = next(iter(config.ropes.values()))  # one for all kinds of layers
+        self.register_buffer("frequencies", frequencies(rope, config.head_dim), persistent=False)
 
 
 class Llama(nn.Module):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import Gemma3TextConfig, LlamaConfig
+from transformers import Gemma3TextConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
 from specdec.loader import load, open_checkpoint
 from tests.models.dense import Dense, dense_logits
@@ -28,6 +28,9 @@ LLAMA3_ROPE = {
 TINY = {"vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_attention_heads": 4, "pad_token_id": 0}
 TINY_GEMMA = TINY | {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 24, "num_key_value_heads": 2}
 
+TINY_QWEN = TINY | {"num_hidden_layers": 3, "num_key_value_heads": 2}
+WINDOWS = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+
 
 def llama(**changes: Any) -> Any:
     return transformers_models.LlamaForCausalLM(LlamaConfig(**(TINY | {"num_hidden_layers": 3} | changes)))
@@ -35,6 +38,14 @@ def llama(**changes: Any) -> Any:
 
 def gemma3(**changes: Any) -> Any:
     return transformers_models.Gemma3ForCausalLM(Gemma3TextConfig(**(TINY_GEMMA | {"num_hidden_layers": 6} | changes)))
+
+
+def qwen2(**changes: Any) -> Any:
+    return transformers_models.Qwen2ForCausalLM(Qwen2Config(**(TINY_QWEN | changes)))
+
+
+def qwen3(**changes: Any) -> Any:
+    return transformers_models.Qwen3ForCausalLM(Qwen3Config(**(TINY_QWEN | {"head_dim": 16} | changes)))
 
 
 CASES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
@@ -49,6 +60,10 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}},
     ),
     "llama with another epsilon": (llama, {"rms_norm_eps": 0.5}),
+    "qwen2": (qwen2, {}),
+    "qwen2 with windows, tied": (qwen2, WINDOWS | {"tie_word_embeddings": True}),
+    "qwen3": (qwen3, {}),
+    "qwen3 with biases and windows": (qwen3, WINDOWS | {"attention_bias": True}),
     "gemma3": (gemma3, {}),
     "gemma3 with every layer full": (gemma3, {"layer_types": ["full_attention"] * 6}),
     "gemma3 untied": (gemma3, {"tie_word_embeddings": False}),
@@ -105,6 +120,7 @@ V4_GEMMA = {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"ro
             "llama with linear rope",
             {"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 4.0}},
         ),
+        ("qwen3 with biases and windows", {"layer_types": None, "rope_theta": 10000.0}),
         ("gemma3 with a linear global rope", V4_GEMMA | {"sliding_window_pattern": 6, "layer_types": None}),
     ],
 )
