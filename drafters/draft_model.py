@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class CausalHead:
-    """A causal model as a `recurrent.Head` for a target of `vocab_size`: its rows take tokens only.
+    """A causal model as a `Head` for a target of `vocab_size`: its rows take tokens only.
 
     Only the first `num_tokens` ids are guessed, those that both models have if left out: rows beyond the tokenizer's
     are padding. Only the first `depth` layers run, all if left out.
@@ -47,12 +47,12 @@ class CausalHead:
         return torch.empty(0, 0)
 
     def forward(self, tokens_R: Tensor, features_RD: Tensor | None, positions_R: Tensor, attend: Attend) -> Tensor:
-        """See `recurrent.Head.forward`."""
+        """See `Head.forward`."""
         hidden_RD, _ = self._model.forward(tokens_R, positions_R, attend, depth=self._depth)
         return hidden_RD
 
     def logits(self, hidden_LD: Tensor) -> Tensor:
-        """See `recurrent.Head.logits`."""
+        """See `Head.logits`."""
         return self._model.logits(hidden_LD)[:, : self._size]
 
 

@@ -7,14 +7,17 @@ L rows of logits, V vocabulary of the drafter.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec.drafters.survival import Draws, Guesses, Survival, followed
+from specdec.drafters.survival import Draws, Guesses, Survival
+from specdec.errors import ConfigError
 from specdec.sequence import Sequence
 from specdec.tree import MAX_DRAFTS, DraftTree, root
 
@@ -24,12 +27,26 @@ MAX_ROWS = MAX_DRAFTS + 1
 @dataclass(frozen=True, slots=True)
 class Growth:
     """How trees grow: `depth` levels at most, `width` nodes of one text grown on a level, `branch` guesses behind each.
-    A node less likely than `floor` is not grown on."""
+    A node less likely than `floor` is not grown on. `ranks[d][c]`, where given, is how likely the guess of rank c is at
+    depth d, in place of what the drafter's logits say (Medusa's trees, arXiv 2401.10774)."""
 
     depth: int = 6
     width: int = 8
     branch: int = 8
     floor: float = 0.03
+    ranks: tuple[tuple[float, ...], ...] | None = None
+
+
+def read_ranks(path: str) -> tuple[tuple[float, ...], ...]:
+    """`Growth.ranks` from a file of `specdec eval rank-accuracy`. Raises `ConfigError` for one that holds none."""
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        ranks = tuple(tuple(float(share) for share in shares) for shares in found["rank_accuracy"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"draft_ranks {path}: no file of `specdec eval rank-accuracy`: {error}") from error
+    if not ranks or not all(0.0 <= share <= 1.0 for shares in ranks for share in shares):
+        raise ConfigError(f"draft_ranks {path}: rank_accuracy must hold shares from 0 to 1 by depth")
+    return ranks
 
 
 class Growing:
@@ -59,21 +76,24 @@ class Growing:
             node
             for node in self._kept()
             if node not in self._grown
-            and len(self.paths[node]) < min(self._depth, growth.depth)
+            and len(self.paths[node]) < self._depth
             and self.survival[node] >= growth.floor
             and self.tokens[node] not in self.seq.ending
         ]
         return front[: max(0, places)]
 
-    def grow(self, node: int, logits_V: NDArray[np.float32], branch: int, targets_V: NDArray[np.int64] | None) -> None:
+    def grow(
+        self, node: int, logits_V: NDArray[np.float32], growth: Growth, targets_V: NDArray[np.int64] | None
+    ) -> None:
         """Hang guesses behind a node, from the drafter's logits there."""
         self._grown.add(node)
         self.num_grown += 1
-        guesses = self._draws.guess(logits_V, self.paths[node], branch, targets_V)
+        guesses = self._draws.guess(logits_V, self.paths[node], growth.branch, targets_V)
         self.guesses[node] = guesses
         if guesses is None:
             return
-        for token, chance in zip(guesses.tokens, guesses.survival, strict=True):
+        chances = guesses.survival if growth.ranks is None else _by_rank(growth.ranks, len(self.paths[node]))
+        for token, chance in zip(guesses.tokens, chances, strict=False):
             self.children[node][token] = len(self.tokens)
             self.tokens.append(token)
             self.parents.append(node)
@@ -95,9 +115,17 @@ class Growing:
             ("", *[source] * len(kept)),
         )
 
-    def learn(self, tokens: Seq[int], survival: Survival) -> None:
-        """Teach `survival` from the tokens that were emitted behind the root."""
-        followed(self.guesses, self.children, tokens, survival)
+    def learn(self, tokens: Seq[int], survival: Survival, count: Callable[[int, int | None], None]) -> None:
+        """Teach `survival` from the tokens that were emitted behind the root; `count` is told the depth, from 0,
+        and the rank of each among the guesses, None where it was not guessed."""
+        node: int | None = 0
+        for depth, token in enumerate(tokens):
+            guesses = None if node is None else self.guesses[node]
+            if node is None or guesses is None:
+                return
+            survival.learn(guesses, token)
+            count(depth, guesses.tokens.index(token) if token in guesses.tokens else None)
+            node = self.children[node].get(token)
 
     def _kept(self) -> list[int]:
         # A child is never likelier than its parent and comes after it, so the best nodes hang together.
@@ -105,12 +133,16 @@ class Growing:
         return order[: self._room]
 
 
-Expand = Callable[[Seq[tuple[int, int]]], NDArray[np.float32]]
+def _by_rank(ranks: tuple[tuple[float, ...], ...], depth: int) -> tuple[float, ...]:
+    return ranks[depth] if depth < len(ranks) else ()
+
+
+Expand = Callable[[Seq[tuple[Growing, int]]], NDArray[np.float32]]
 
 
 def grow(growing: Seq[Growing], expand: Expand, growth: Growth, targets_V: NDArray[np.int64] | None = None) -> None:
-    """Grow all trees together, a level at a time: `expand` gives the logits `[L, V]` behind (place of the tree, node)
-    pairs, the nodes of a tree in the order in which they are grown. Roots come first."""
-    while front := [(place, node) for place, one in enumerate(growing) for node in one.front(growth)]:
-        for (place, node), logits_V in zip(front, expand(front), strict=True):
-            growing[place].grow(node, logits_V, growth.branch, targets_V)
+    """Grow all trees together, a level at a time: `expand` gives the logits `[L, V]` behind nodes of some of them, the
+    nodes of a tree in the order in which they are grown. Roots come first."""
+    while front := [(one, node) for one in growing for node in one.front(growth)]:
+        for (one, node), logits_V in zip(front, expand(front), strict=True):
+            one.grow(node, logits_V, growth, targets_V)

@@ -1,16 +1,26 @@
-"""From options to drafters that are models, made for one target. Knows files through the loader only, and no engine."""
+"""From options to drafters that are models, made for one target. Knows files through loaders only, and no engine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+import torch
+
+from specdec.drafters.ahead import MaskedVoice, MedusaVoice
 from specdec.drafters.draft_model import Borrowed, CausalHead
+from specdec.drafters.heads import Head, Target
+from specdec.drafters.heads.checkpoint import DRAFT_MODEL, family_of, open_head
+from specdec.drafters.heads.medusa import Medusa
+from specdec.drafters.heads.peagle import PEagle
 from specdec.drafters.memory import Memory, Pool
-from specdec.drafters.recurrent import RecurrentDrafter
+from specdec.drafters.model_drafter import ModelDrafter, Voice
+from specdec.drafters.recurrent import Recurrent
 from specdec.errors import ConfigError
-from specdec.loader import Checkpoint, open_checkpoint
+from specdec.loader import Checkpoint, find_folder, open_checkpoint
 
 if TYPE_CHECKING:
     from specdec.drafters.grow import Growth
@@ -18,15 +28,17 @@ if TYPE_CHECKING:
     from specdec.protocols import Model
     from specdec.tokenizer import Tokenizer
 
-DRAFT_MODEL, LAYER_SKIP = "draft_model", "layer_skip"
+LAYER_SKIP, MTP = "layer_skip", "mtp"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """What is drafted for: its files, the loaded model, the cache it runs over, and the blocks of that cache.
+class Setup:
+    """What a drafter that is a model is made for: the target's files, the loaded model, the cache it runs over, the
+    blocks of that cache, and how trees grow.
 
     `load` gives a causal model the dtype and quantisation that this engine runs with, `open_tokenizer` finds a
-    checkpoint's; `source` names the files of the drafter, None where there are none.
+    checkpoint's. `source` names the files of the drafter, None where there are none; `overrides` are knobs of its
+    family.
     """
 
     checkpoint: Checkpoint
@@ -38,41 +50,83 @@ class Target:
     load: Callable[[Checkpoint], Model]
     open_tokenizer: Callable[[Checkpoint], Tokenizer]
     source: str | None = None
+    overrides: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
 
 
-def draft_model(target: Target, argument: str) -> RecurrentDrafter:
+def family(source: str) -> str:
+    """What kind of drafter a folder, a .gguf file, a name that `specdec pull` knows or a hub id holds: a family of
+    heads, or "draft_model". Raises `ModelError` for files that hold none."""
+    folder = find_folder(source)
+    return DRAFT_MODEL if folder is None else family_of(folder)
+
+
+def draft_model(setup: Setup, argument: str) -> ModelDrafter:
     """A second causal model with the target's tokenizer. Raises `ConfigError` where the tokenizers differ, and
     `ModelError` for its files."""
-    if target.source is None:
+    _no_number(DRAFT_MODEL, argument)
+    if setup.source is None:
         raise ConfigError(f"drafter {DRAFT_MODEL} needs a model: name one with --draft-model")
-    if argument:
-        raise ConfigError(f"drafter {DRAFT_MODEL} takes no number, got {argument!r}")
-    checkpoint = open_checkpoint(target.source)
-    _same_tokens(target, checkpoint)
-    size = min(len(target.tokenizer.token_bytes_table()), target.model.vocab_size)
-    head = CausalHead(DRAFT_MODEL, target.load(checkpoint), target.model.vocab_size, num_tokens=size)
-    memory = Memory(head.forward, head.layers, 0, target.pool)
+    if setup.overrides:
+        raise ConfigError(f"draft_overrides are for heads; a draft model has none, got {', '.join(setup.overrides)}")
+    checkpoint = open_checkpoint(setup.source)
+    _same_tokens(setup, checkpoint)
+    vocab_size = setup.model.vocab_size
+    num_tokens = min(len(setup.tokenizer.token_bytes_table()), vocab_size)
+    head = CausalHead(DRAFT_MODEL, setup.load(checkpoint), vocab_size, num_tokens=num_tokens)
     longest = checkpoint.config.max_position_embeddings
-    return RecurrentDrafter(head, memory, target.model.vocab_size, target.growth, longest)
+    return ModelDrafter(voice_of(head, setup.pool, 0), vocab_size, setup.growth, longest)
 
 
-def layer_skip(target: Target, argument: str) -> RecurrentDrafter:
+def layer_skip(setup: Setup, argument: str) -> ModelDrafter:
     """The target's own first layers and its head. `argument` says how many; two thirds if left out. Raises
     `ConfigError` for a number outside 1 to the target's."""
-    count = len(target.model.layers)
+    count = len(setup.model.layers)
     depth = (
         max(1, 2 * count // 3) if not argument else int(argument) if argument.isascii() and argument.isdigit() else 0
     )
     if not 1 <= depth <= count:
         raise ConfigError(f"drafter {LAYER_SKIP} takes 1 to {count} layers of this model, got {argument!r}")
-    head = CausalHead(LAYER_SKIP, target.model, target.model.vocab_size, depth=depth)
-    context = Borrowed(head, target.cache, target.pool.device)
-    return RecurrentDrafter(head, context, target.model.vocab_size, target.growth)
+    head = CausalHead(LAYER_SKIP, setup.model, setup.model.vocab_size, depth=depth)
+    context = Borrowed(head, setup.cache, setup.pool.device)
+    return ModelDrafter(Recurrent(head, context), setup.model.vocab_size, setup.growth)
 
 
-def _same_tokens(target: Target, draft: Checkpoint) -> None:
+def head(setup: Setup, argument: str) -> ModelDrafter:
+    """A head over the target's hidden states: EAGLE, EAGLE-3, P-EAGLE, MTP, Medusa; from `source`, or, where there is
+    none, from the target's own folder. Raises `ModelError` for its files and `ConfigError` for overrides."""
+    _no_number("that is a head", argument)
+    folder = Path(setup.checkpoint.path) if setup.source is None else find_folder(setup.source)
+    if folder is None or not folder.is_dir():
+        raise ConfigError(f"a drafter that is a head is a folder; {setup.source or setup.checkpoint.path} is none")
+    config = setup.checkpoint.config
+    target = Target(
+        len(setup.model.layers), config.hidden_size, setup.model.vocab_size, setup.model.embed, setup.model.logits
+    )
+    opened = open_head(folder, target, setup.overrides, device=setup.pool.device, dtype=setup.pool.dtype)
+    return ModelDrafter(voice_of(opened, setup.pool, config.hidden_size), setup.model.vocab_size, setup.growth)
+
+
+def voice_of(head: Head | Medusa, pool: Pool, hidden_size: int) -> Voice:
+    """The voice of a head with rows of its own in the blocks of `pool`; `hidden_size` is the target's."""
+    if isinstance(head, Medusa):
+        return MedusaVoice(head)
+    width = 0
+    if head.taps:
+        with torch.inference_mode():
+            nothing = torch.zeros(1, hidden_size, device=pool.device, dtype=pool.dtype)
+            width = head.features([nothing] * len(head.taps)).shape[1]
+    memory = Memory(head.forward, head.layers, width, pool)
+    return MaskedVoice(head, memory) if isinstance(head, PEagle) else Recurrent(head, memory)
+
+
+def _no_number(name: str, argument: str) -> None:
+    if argument:
+        raise ConfigError(f"drafter {name} takes no number, got {argument!r}")
+
+
+def _same_tokens(setup: Setup, draft: Checkpoint) -> None:
     """Sizes say nothing: rows beyond the real vocabulary are padding, and equal sizes may hold other tokens."""
-    ours, theirs = (one.token_bytes_table() for one in (target.tokenizer, target.open_tokenizer(draft)))
+    ours, theirs = (one.token_bytes_table() for one in (setup.tokenizer, setup.open_tokenizer(draft)))
     if ours == theirs:
         return
     if len(ours) != len(theirs):

@@ -7,7 +7,6 @@ list of drafts: Rowan, Phan, Khisti, arXiv 2506.05632. Order follows docs/design
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import numpy as np
@@ -156,15 +155,3 @@ def _top(values_N: NDArray[np.float64], count: int) -> NDArray[np.intp]:
     kth = torch.from_numpy(values_N).topk(count).values[-1].item()
     places = np.flatnonzero(values_N >= kth)
     return places[np.lexsort((places, -values_N[places]))][:count]
-
-
-def followed(guesses: Seq[Guesses | None], children: Seq[dict[int, int]], tokens: Seq[int], survival: Survival) -> None:
-    """Teach `survival` from what was emitted: walk from node 0 along `tokens`; `guesses[node]` are those made behind a
-    node (None: none were), `children[node]` its children by token."""
-    node: int | None = 0
-    for token in tokens:
-        made = None if node is None else guesses[node]
-        if node is None or made is None:
-            return
-        survival.learn(made, token)
-        node = children[node].get(token)

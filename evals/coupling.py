@@ -1,10 +1,10 @@
 """How often a draft that shares the target's noise is right, beside other ways to accept drafts. Prints nothing.
 
 At each position of texts that the target draws, with p the target's law and q the draft's (the target's own first
-layers), both at the same temperature: rejection sampling accepts sum min(p, q), the most that any way can for one draft;
-one coupled draft is right with probability sum over v of 1 / sum over u of max(p_u / p_v, q_u / q_v) (Daliri, Musco,
-Suresh, arXiv 2408.07978); the best 2 and 4 guesses under the noise are counted over draws; a draft without noise, the
-likeliest token, is right with probability p. P positions, V vocabulary.
+layers), both at the same temperature: rejection sampling accepts sum min(p, q), the most that any way can for one
+draft; one coupled draft is right with probability sum over v of 1 / sum over u of max(p_u / p_v, q_u / q_v) (Daliri,
+Musco, Suresh, arXiv 2408.07978); the best 2 and 4 guesses under the noise are counted over draws; a
+draft without noise, the likeliest token, is right with probability p. P positions, V vocabulary.
 """
 
 from __future__ import annotations

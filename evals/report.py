@@ -52,6 +52,15 @@ def coupling_tables(report: Report) -> list[Table]:
     return [table]
 
 
+def rank_tables(report: Report) -> list[Table]:
+    """Of a rank accuracy report: the share of draws at which the guess of a rank was right, by depth."""
+    ranks = max(map(len, report["rank_accuracy"]), default=0)
+    table = _table(f"{report['drafter']}, depth", "draws", *(f"rank {rank}" for rank in range(ranks)))
+    for depth, (draws, shares) in enumerate(zip(report["draws"], report["rank_accuracy"], strict=True), 1):
+        table.add_row(str(depth), str(draws), *(number(share, 3) for share in shares))
+    return [table]
+
+
 def bench_tables(report: Report) -> list[Table]:
     """Of a bench report: a step's milliseconds by rows, and where they go if that was asked for."""
     kinds = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,9 @@ from specdec.chat import ChatTemplate
 from specdec.config import EngineConfig
 from specdec.costs import cost_table, drafter_costs
 from specdec.cpu import cpu_name
-from specdec.drafters.grow import Growth
+from specdec.drafters.grow import Growth, read_ranks
 from specdec.drafters.memory import Pool
-from specdec.drafters.open import Target
+from specdec.drafters.open import Setup, family
 from specdec.engine import Engine
 from specdec.errors import ConfigError, InvalidRequest, ModelError
 from specdec.grammar.compile import Compiler, check_backend
@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_DRAFTER = "forced,suffix"
 
+HEADS = ("eagle", "eagle3", "peagle", "mtp", "medusa")
+OWN_FILES = ("draft_model", *HEADS)  # drafters that have files
 # Where each drafter is found, by name, and which facts of the target it is made with; imported when used.
 DRAFTERS: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     "none": ("specdec.drafters.none", "NoDrafter", ()),
@@ -46,10 +48,10 @@ DRAFTERS: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     "ngram": ("specdec.drafters.ngram", "NgramDrafter", ()),
     "suffix": ("specdec.drafters.suffix", "SuffixDrafter", ()),
     "prediction": ("specdec.drafters.prediction", "PredictionDrafter", ()),
-    "draft_model": ("specdec.drafters.open", "draft_model", ("target", "argument")),
-    "layer_skip": ("specdec.drafters.open", "layer_skip", ("target", "argument")),
+    "draft_model": ("specdec.drafters.open", "draft_model", ("setup", "argument")),
+    "layer_skip": ("specdec.drafters.open", "layer_skip", ("setup", "argument")),
+    **dict.fromkeys(HEADS, ("specdec.drafters.open", "head", ("setup", "argument"))),
 }
-MODEL_DRAFTERS = ("draft_model",)  # those that --draft-model names
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,9 @@ class Options:
 
     `device` is "cpu" or "cuda"; `dtype` "float32" or "bfloat16"; `quantize` "int8" (CPU only) or None;
     `kv_cache_tokens` is the size of the KV pool in tokens; `drafter` is a comma-separated list of drafters, of which
-    `draft_model` names the files of one that is a model, whose trees have up to `draft_depth` levels; `policy` is
+    `draft_model` names the files of one that is a model or a head (`draft_overrides` are its knobs,
+    docs/drafter-models.md), whose trees have up to `draft_depth` levels, shaped by
+    the file `draft_ranks` of `specdec eval rank-accuracy` where there is one; `policy` is
     "auto" (verify guesses that are worth their rows, by costs measured once) or "fixed" (verify up to `max_drafts`);
     `grammar_backend` is "auto", "llguidance", "xgrammar" or "outlines" (see `Compiler`).
     """
@@ -76,7 +80,9 @@ class Options:
     prefix_caching: bool = True
     drafter: str = DEFAULT_DRAFTER
     draft_model: str | None = None
+    draft_overrides: Mapping[str, Any] = field(default_factory=dict)
     draft_depth: int = 6
+    draft_ranks: str | None = None
     policy: str = "auto"
     chat_template: str | None = None
     use_generation_config: bool = True
@@ -113,7 +119,7 @@ def build(
     tensors are loaded and how many there are. Raises `ModelError` for the files and `ConfigError` for the options.
     """
     options = options or Options()
-    names = drafter_names(options.drafter, options.draft_model)
+    names = drafter_names(options.drafter, None if options.draft_model is None else family(options.draft_model))
     if not 1 <= options.draft_depth <= MAX_DRAFTS:
         raise ConfigError(f"draft_depth must be between 1 and {MAX_DRAFTS}, got {options.draft_depth}")
     if options.policy not in ("auto", "fixed"):
@@ -140,24 +146,27 @@ def build(
         device=device,
         dtype=cache_dtype,
     )
-    target = Target(
+    setup = Setup(
         checkpoint,
         model,
         runner.cache,
         Pool(config.num_blocks, config.block_size, device, cache_dtype),
         tokenizer,
-        Growth(options.draft_depth),
+        Growth(options.draft_depth, ranks=None if options.draft_ranks is None else read_ranks(options.draft_ranks)),
         lambda draft: _load(draft, options, device, None)[0],
         open_tokenizer,
         options.draft_model,
+        options.draft_overrides,
     )
-    drafters = make_drafters(names, target)
+    drafters = make_drafters(names, setup)
     ends = end_tokens(checkpoint, runner.vocab_size)
     engine = Engine(runner, drafters, config, new_text=_new_text(tokenizer), end_tokens=ends)
     if options.policy == "auto":
         facts, folder = _facts(checkpoint, options, device), cache_folder() / "costs"
         costs = cost_table(engine, facts, folder)
-        drafts = {"drafters": names, "draft_model": options.draft_model, "draft_depth": options.draft_depth}
+        drafts: dict[str, object] = {"drafters": names, "draft_model": options.draft_model}
+        drafts |= {"draft_depth": options.draft_depth, "draft_ranks": options.draft_ranks}
+        drafts |= {"draft_overrides": dict(options.draft_overrides)}
         engine.policy = Policy(config.max_rows, costs, drafter_costs(engine, {**facts, **drafts}, folder))
     logger.info(
         "%s on %s: context %d, KV cache of %d tokens, drafter %s",
@@ -177,25 +186,30 @@ def build(
     )
 
 
-def drafter_names(names: str, draft_model: str | None = None) -> tuple[str, ...]:
+def drafter_names(names: str, family: str | None = None) -> tuple[str, ...]:
     """The drafters of a comma-separated list, each once; none for "none" or nothing. Where there is any, the one that
-    reads requests' predictions comes first, named or not: it costs nothing without them. A `draft_model` is a drafter
-    too, named or not. A name may end in a number for its drafter (`layer_skip:20`).
+    reads requests' predictions comes first, named or not: it costs nothing without them. The `family` of a drafter's
+    files (see `drafters.open.family`) is one of them too, named or not. A name may end in a number for its drafter
+    (`layer_skip:20`).
 
-    Raises `ConfigError` for a name that is not known, or "none" beside others.
+    Raises `ConfigError` for a name that is not known or has no files, or "none" beside others.
     """
     chosen = dict.fromkeys(name.strip() for name in names.split(",") if name.strip())
-    if draft_model is not None and chosen.keys().isdisjoint(MODEL_DRAFTERS):
-        chosen = {**chosen, "draft_model": None}
+    if family is not None:
+        chosen = {**chosen, family: None}
     for name in chosen:
         if name.partition(":")[0] not in DRAFTERS:
             raise ConfigError(f"drafter {name!r} is not known; there are {', '.join(DRAFTERS)}")
+        # Multi-token prediction may come with the target itself.
+        if name in OWN_FILES and name not in (family, "mtp"):
+            held = "there are none" if family is None else f"those of --draft-model are a {family}"
+            raise ConfigError(f"drafter {name} needs files of its own: {held}")
     if "none" in chosen and len(chosen) > 1:
         raise ConfigError(f"drafter none stands alone, got {names!r}")
     return () if not chosen or "none" in chosen else tuple(dict.fromkeys([PREDICTION, *chosen]))
 
 
-def make_drafters(names: Sequence[str], target: Target) -> list[Drafter]:
+def make_drafters(names: Sequence[str], setup: Setup) -> list[Drafter]:
     """The drafters of `drafter_names` for one target. Raises `ConfigError`, and `ModelError` for files of models."""
     drafters: list[Drafter] = []
     for name in names or ["none"]:
@@ -203,7 +217,7 @@ def make_drafters(names: Sequence[str], target: Target) -> list[Drafter]:
         module, attribute, needs = DRAFTERS[bare]
         if argument and "argument" not in needs:
             raise ConfigError(f"drafter {bare} takes no number, got {name!r}")
-        facts = {"spell": target.tokenizer.token_bytes, "target": target, "argument": argument}
+        facts = {"spell": setup.tokenizer.token_bytes, "setup": setup, "argument": argument}
         drafters.append(_find(module, attribute)(*(facts[need] for need in needs)))
     return drafters
 

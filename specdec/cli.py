@@ -274,6 +274,39 @@ def coupling(
 
 @eval_app.command()
 @grouped
+def rank_accuracy(
+    model: ModelOptions,
+    data: Annotated[Path | None, typer.Option(help="Prompts, a JSON object a line; 20 come with specdec.")] = None,
+    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of every prompt.")] = 0,
+    max_tokens: Annotated[int, typer.Option(help="End each text after so many.")] = 256,
+    json_out: JsonOut = None,
+) -> None:
+    """Count how often each guess of a drafter that is a model is right, by rank and depth: for --draft-ranks."""
+    from specdec.evals.prompts import DEFAULT_PROMPTS, read_prompts
+    from specdec.evals.provenance import provenance
+    from specdec.evals.ranks import measure
+    from specdec.evals.report import rank_tables
+    from specdec.request import Sampling, Stopping
+
+    prompts = read_prompts(data or DEFAULT_PROMPTS)
+    llm = _load(model)
+    origin = provenance(llm.loaded, _options(model))
+    with _bar("answering", "count") as progress:
+        found = measure(
+            llm,
+            prompts,
+            Sampling(temperature=temperature, seed=seed),
+            Stopping(max_tokens=max_tokens),
+            progress=progress,
+        )
+    asked = {"data": (data or DEFAULT_PROMPTS).name, "temperature": temperature, "seed": seed}
+    found = {**found, **asked, "max_tokens": max_tokens, "provenance": origin}
+    _deliver(found, rank_tables(found), json_out)
+
+
+@eval_app.command()
+@grouped
 def acceptance(
     model: ModelOptions,
     data: Annotated[Path | None, typer.Option(help="Prompts, a JSON object a line; 20 come with specdec.")] = None,
@@ -537,13 +570,27 @@ def _options(
         prefix_caching=given.prefix_caching,
         drafter=given.drafter,
         draft_model=given.draft_model,
+        draft_overrides=_overrides(given.draft_overrides),
         draft_depth=given.draft_depth,
+        draft_ranks=None if given.draft_ranks is None else str(given.draft_ranks),
         policy=given.policy if policy is None else policy,
         chat_template=None if given.chat_template is None else str(given.chat_template),
         use_generation_config=given.generation_config == "auto",
         threads=given.threads,
         grammar_backend=given.grammar_backend,
     )
+
+
+def _overrides(text: str | None) -> dict[str, Any]:
+    from specdec.errors import ConfigError
+
+    try:
+        value = {} if text is None else json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--draft-overrides must be a JSON object: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"--draft-overrides must be a JSON object, got {text!r:.80}")
+    return value
 
 
 def _sampling(llm: LLM, given: SamplingOptions) -> Sampling:

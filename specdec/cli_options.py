@@ -84,16 +84,26 @@ class ModelOptions:
     drafter: Annotated[
         str,
         typer.Option(
-            help="Drafters, separated by commas: forced, ngram, suffix, prediction, draft_model, layer_skip[:LAYERS]; "
-            "or none.",
+            help="Drafters, separated by commas: forced, ngram, suffix, prediction, draft_model, layer_skip[:LAYERS], "
+            "mtp; or none.",
             rich_help_panel=_MODEL,
         ),
     ] = DEFAULT_DRAFTER
     draft_model: Annotated[
         str | None,
         typer.Option(
-            metavar="MODEL", help="A smaller model with the same tokenizer that guesses.", rich_help_panel=_MODEL
+            metavar="MODEL",
+            help="A drafter with files: a model with the same tokenizer, EAGLE, EAGLE-3, P-EAGLE, MTP or Medusa.",
+            rich_help_panel=_MODEL,
         ),
+    ] = None
+    draft_overrides: Annotated[
+        str | None,
+        typer.Option(metavar="JSON", help="What the files of a head do not say.", rich_help_panel=_MODEL),
+    ] = None
+    draft_ranks: Annotated[
+        Path | None,
+        typer.Option(help="Shape trees by this file of `eval rank-accuracy`.", rich_help_panel=_MODEL),
     ] = None
     draft_depth: Annotated[
         int, typer.Option(min=1, max=62, help="Levels of trees that models guess.", rich_help_panel=_MODEL)

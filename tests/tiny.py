@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import torch
+from torch import nn
 
 from specdec.config import EngineConfig
 from specdec.engine import Engine
@@ -45,7 +46,12 @@ GEMMA = {
 def tiny_model(family: str, vocab_size: int) -> Model:
     """A model of the family with random weights, the same each time. Its logits spread over ten nats or more."""
     raw = {"llama": LLAMA, "gemma3_text": GEMMA}[family] | {"vocab_size": vocab_size}
-    model = build(ModelConfig.from_dict(raw, "tiny")).to_empty(device="cpu")
+    return filled(build(ModelConfig.from_dict(raw, "tiny")), raw)
+
+
+def filled(model: nn.Module, raw: Mapping[str, Any]) -> Model:
+    """A module from `build`, made of `raw`, with random weights, the same each time."""
+    model = model.to_empty(device="cpu")
     generator = torch.Generator().manual_seed(20)
     for name, parameter in model.named_parameters():
         spread = 1.0 if "norm" in name else 0.75 if "lm_head" in name else 0.3

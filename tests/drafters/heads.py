@@ -15,8 +15,13 @@ from torch import Tensor
 from specdec.config import EngineConfig
 from specdec.drafters.draft_model import Borrowed, CausalHead
 from specdec.drafters.grow import Growth
-from specdec.drafters.memory import Memory, Pool
-from specdec.drafters.recurrent import Head, RecurrentDrafter
+from specdec.drafters.heads import Head
+from specdec.drafters.heads.medusa import Medusa
+from specdec.drafters.heads.peagle import PEagle
+from specdec.drafters.memory import Pool
+from specdec.drafters.model_drafter import ModelDrafter, Voice
+from specdec.drafters.open import voice_of
+from specdec.drafters.recurrent import Recurrent
 from specdec.drafters.survival import Draws
 from specdec.engine import Engine
 from specdec.kernels.norm_rope import rotary_table, rotate
@@ -30,7 +35,9 @@ from tests.models.dense import Dense
 class PairHead:
     """A one-layer head that takes features of three places of the target; every part of it matters to its logits."""
 
-    name = "pair"
+    name: str = "pair"
+    taps: tuple[int, ...]
+    targets: Tensor | None
 
     def __init__(self, target: Model, width: int, taps: tuple[int, ...], targets: Tensor | None = None) -> None:
         generator = torch.Generator().manual_seed(5)
@@ -45,9 +52,9 @@ class PairHead:
             return drawn
 
         self._fuse = random(width, width * len(taps))
-        self._mix = random(width, 2 * width) * 2
+        self._mix = random(width, 2 * width)
         self._q, self._k, self._v = random(64, width) * 2, random(32, width) * 2, random(32, width)
-        self._o, self._head = random(width, 64), random(size, width) * 4
+        self._o, self._head = random(width, 64), random(size, width) * 2
         self._frequencies = 1.0 / 100.0 ** (torch.arange(8) / 8)
 
     def features(self, taps: Seq[Tensor]) -> Tensor:
@@ -66,8 +73,11 @@ class PairHead:
 
 
 @torch.inference_mode()
-def dense_draft(head: Head, target: Model, tokens: list[int], path: tuple[int, ...]) -> Tensor:
+def dense_draft(head: Head | Medusa, target: Model, tokens: list[int], path: tuple[int, ...]) -> Tensor:
     """The head's logits `[V]` behind `path`, from nothing but the tokens and dense features of the target."""
+    if isinstance(head, Medusa):
+        _, (hidden_RD,) = target.forward(torch.tensor(tokens), torch.arange(len(tokens)), Dense(), head.taps)
+        return head.logits(hidden_RD[-2:-1], len(path))[0]
     if not head.taps:
         both = torch.tensor([*tokens, *path])
         hidden_RD = head.forward(both, None, torch.arange(len(both)), Dense())
@@ -76,6 +86,10 @@ def dense_draft(head: Head, target: Model, tokens: list[int], path: tuple[int, .
     _, taps = target.forward(known, torch.arange(len(known)), Dense(), head.taps)
     features_RD = head.features(taps)[:-1]
     rows = known[1:]
+    if isinstance(head, PEagle):
+        rows = torch.cat([rows, torch.full((len(path),), head.mask_token)])
+        features_RD = torch.cat([features_RD, head.mask_features().expand(len(path), -1)])
+        path = ()
     while True:
         hidden_RD = head.forward(rows, features_RD, torch.arange(1, len(rows) + 1), Dense())
         if not path:
@@ -115,23 +129,22 @@ def causal(model: Model, name: str = "draft_model", depth: int | None = None) ->
 
 def engine_with(
     target: Model,
-    head: Head,
+    head: Head | Medusa,
     config: EngineConfig,
     *,
     token_bytes: list[bytes],
     end_tokens: tuple[int, ...],
     growth: Growth | None = None,
-    beside: Callable[[RecurrentDrafter], Seq[Drafter]] = lambda drafter: [drafter],
+    beside: Callable[[ModelDrafter], Seq[Drafter]] = lambda drafter: [drafter],
 ) -> Engine:
     """An engine whose drafter grows from `head`: with a memory of its own, or in the target's cache ("layer_skip")."""
     runner = TorchRunner(target, num_blocks=config.num_blocks, block_size=config.block_size)
     if isinstance(head, CausalHead) and head.name == "layer_skip":
-        context: Any = Borrowed(head, runner.cache, "cpu")
+        voice: Voice = Recurrent(head, Borrowed(head, runner.cache, "cpu"))
     else:
-        pool = Pool(config.num_blocks, config.block_size, "cpu", torch.float32)
-        width = head.features([torch.zeros(1, 32)] * len(head.taps)).shape[1] if head.taps else 0
-        context = Memory(head.forward, head.layers, width, pool)
-    drafter = RecurrentDrafter(head, context, target.vocab_size, growth)
+        hidden_size = target.embed(torch.zeros(1, dtype=torch.int64)).shape[1]
+        voice = voice_of(head, Pool(config.num_blocks, config.block_size, "cpu", torch.float32), hidden_size)
+    drafter = ModelDrafter(voice, target.vocab_size, growth)
 
     def new_text(stopping: Stopping) -> Detokenizer:
         return Detokenizer(token_bytes.__getitem__, stop=stopping.stop, min_tokens=stopping.min_tokens)

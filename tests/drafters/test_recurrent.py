@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specdec.config import EngineConfig
-from specdec.drafters.recurrent import Head
+from specdec.drafters.heads import Head
 from specdec.protocols import Model
 from specdec.request import Request, Sampling, Stopping
 from tests.drafters.heads import PairHead, causal, dense_draft, engine_with, watched

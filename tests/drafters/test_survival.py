@@ -16,7 +16,8 @@ from torch import Tensor
 from specdec.config import EngineConfig
 from specdec.drafters.grow import Growth
 from specdec.drafters.memory import Memory, Pool
-from specdec.drafters.recurrent import RecurrentDrafter
+from specdec.drafters.model_drafter import ModelDrafter
+from specdec.drafters.recurrent import Recurrent
 from specdec.drafters.survival import TEMPERS, Draws, Guesses, Survival
 from specdec.engine import Engine
 from specdec.kernels.sample import best
@@ -35,7 +36,7 @@ DRAFT_VV = (TABLE_VV + np.random.default_rng(9).standard_normal(TABLE_VV.shape) 
 class BigramHead:
     """A drafter whose logits are a line of a table, chosen by the row's own token. It has no attention."""
 
-    name = "bigram"
+    name: str = "bigram"
     taps: tuple[int, ...] = ()
     layers: Seq[LayerShape] = ()
     targets: Tensor | None = None
@@ -61,7 +62,7 @@ def test_a_guess_is_right_as_often_as_the_formula_says() -> None:
     config = EngineConfig(16, 250 * 80, block_size=8, max_num_seqs=250, max_rows=4000, prefix_caching=False)
     head = BigramHead()
     memory = Memory(head.forward, head.layers, 0, Pool(config.num_blocks, config.block_size, "cpu", torch.float32))
-    drafter = RecurrentDrafter(head, memory, VOCAB_SIZE, Growth(depth=1, branch=1))
+    drafter = ModelDrafter(Recurrent(head, memory), VOCAB_SIZE, Growth(depth=1, branch=1))
     engine = Engine(BigramRunner(TABLE_VV), [drafter], config, new_text=letters, end_tokens=())
     right, expected, variance, draws = 0, 0.0, 0.0, 0
     for seed in range(800):
