@@ -170,9 +170,13 @@ BROKEN: dict[str, tuple[Break, str]] = {
         lambda f: edit_json(f / "config.json", hidden_act="relu"),
         "config.json: hidden_act must be silu, got 'relu'",
     ),
-    "yarn": (
+    "longrope": (
+        lambda f: edit_json(f / "config.json", rope_parameters={"rope_type": "longrope", "rope_theta": 1e4}),
+        "rope_parameters: rope_type 'longrope' is not supported; supported: default, linear, llama3, yarn",
+    ),
+    "yarn without the original length": (
         lambda f: edit_json(f / "config.json", rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 4}),
-        "rope_parameters: rope_type 'yarn' is not supported; supported: default, linear, llama3",
+        "rope_parameters: the key original_max_position_embeddings is missing",
     ),
     "linear without factor": (
         lambda f: edit_json(f / "config.json", rope_parameters={"rope_type": "linear", "rope_theta": 1e4}),

@@ -94,7 +94,10 @@ def _detected(files: Files) -> str:
         return "medusa"
     if holds(r"blocks\.0\.layers\.0\.weight$"):
         return "medusa"
-    if holds(r"markov_head\.") or ("markov_rank" in keys and ("projector_type" in keys or "block_size" in keys)):
+    block_config = config.get("dflash_config")
+    projector = block_config.get("projector_type") if isinstance(block_config, Mapping) else None
+    is_dspark = "markov_rank" in keys and ("projector_type" in keys or "block_size" in keys)
+    if holds(r"markov_head\.") or is_dspark or projector == "dspark":
         return "dspark"
     if holds(r"candidate_selector\.|.*\.attention_conv\."):
         return "dflash2"

@@ -196,6 +196,8 @@ def _config(files: Files, raw: Raw, model_type: str) -> ModelConfig:
     gated = files.width("layers.0.self_attn.q_proj.weight", 0) == 2 * config.num_heads * config.head_dim
     usual = next((share for family, share in _ROTATED.items() if model_type.startswith(family)), 1.0)
     share = raw.number("partial_rotary_factor", usual)
+    if share != 1 and any(rope.kind == "yarn" for rope in config.ropes.values()):
+        raise ModelError(f"{files.config_file}: rope_type 'yarn' with partial_rotary_factor {share} is not supported")
     return replace(config, output_gate=gated, rotary_dim=round(config.head_dim * share))
 
 

@@ -5,6 +5,7 @@ Knows no tensors and no files.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from specdec.errors import ModelError
 FULL = "full_attention"
 SLIDING = "sliding_attention"
 MAX_LAYERS = 1024  # more are a damaged file; building them would fill the memory before any tensor is looked for
-ROPE_KINDS = ("default", "linear", "llama3", "divisors")
+ROPE_KINDS = ("default", "linear", "llama3", "yarn", "divisors")
 
 # Where configs say how many modules for multi-token prediction came with the model.
 MTP_COUNTS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers", "num_mtp_modules")
@@ -80,7 +81,8 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 @dataclass(frozen=True, slots=True)
 class Rope:
     """Rotary frequencies of one kind of layer. `kind` is one of `ROPE_KINDS`; `divisors` (one a frequency) serve
-    "divisors", `factor` serves "linear" and "llama3", the other three only "llama3"."""
+    "divisors", `factor` all others but "default", `original_max_positions` "llama3" and "yarn", the two
+    `..._freq_factor` "llama3", the rest "yarn". Queries and keys are each multiplied by `attention_factor`."""
 
     theta: float
     kind: str = "default"
@@ -89,6 +91,10 @@ class Rope:
     high_freq_factor: float = 4.0
     original_max_positions: int = 8192
     divisors: tuple[float, ...] = ()
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +161,7 @@ class ModelConfig:
         if head_dim % 2:
             raise keys.wrong("head_dim", head_dim, "an even number")
         layer_kinds = _layer_kinds(keys, num_layers)
+        ropes = {kind: _rope(keys, kind if model_type == _GEMMA else FULL) for kind in dict.fromkeys(layer_kinds)}
         attention_bias = keys.flag("attention_bias", False)
         return ModelConfig(
             model_type=model_type,
@@ -169,9 +176,10 @@ class ModelConfig:
             max_position_embeddings=keys.integer("max_position_embeddings"),
             activation=activation,
             tie_word_embeddings=keys.flag("tie_word_embeddings"),
-            attention_scale=keys.number("query_pre_attn_scalar", float(head_dim)) ** -0.5,
+            attention_scale=keys.number("query_pre_attn_scalar", float(head_dim)) ** -0.5
+            * ropes[layer_kinds[0]].attention_factor ** 2,
             layer_kinds=layer_kinds,
-            ropes={kind: _rope(keys, kind if model_type == _GEMMA else FULL) for kind in dict.fromkeys(layer_kinds)},
+            ropes=ropes,
             sliding_window=keys.integer("sliding_window") if SLIDING in layer_kinds else None,
             attention_bias=attention_bias or model_type == "qwen2",
             output_bias=attention_bias,
@@ -273,16 +281,17 @@ def _rope(keys: _Keys, kind: str) -> Rope:
     inside.only("partial_rotary_factor", _NEUTRAL["partial_rotary_factor"])
     theta = inside.number("rope_theta", keys.number(theta_key))
     scaling = values.get("rope_type") or values.get("type") or "default"
-    if scaling not in ROPE_KINDS:
-        raise ModelError(
-            f"{inside.where}: rope_type {scaling!r} is not supported; supported: {', '.join(ROPE_KINDS[:3])}"
-        )
+    supported = ROPE_KINDS[:3] if keys.raw["model_type"] == _GEMMA else ROPE_KINDS[:4]
+    if scaling not in supported and scaling != "divisors":
+        raise ModelError(f"{inside.where}: rope_type {scaling!r} is not supported; supported: {', '.join(supported)}")
     if scaling == "default":
         return Rope(theta)
     if scaling == "divisors":
         return Rope(theta, scaling, divisors=tuple(inside.value("divisors")))
     if scaling == "linear":
         return Rope(theta, scaling, inside.number("factor"))
+    if scaling == "yarn":
+        return _yarn(inside, theta)
     return Rope(
         theta,
         scaling,
@@ -290,4 +299,26 @@ def _rope(keys: _Keys, kind: str) -> Rope:
         inside.number("low_freq_factor"),
         inside.number("high_freq_factor"),
         inside.integer("original_max_position_embeddings"),
+    )
+
+
+def _yarn(keys: _Keys, theta: float) -> Rope:
+    """The factor of attention is given, or by the paper's rule, or by DeepSeek's two numbers for that rule."""
+    factor = keys.number("factor")
+
+    def rule(slope: float) -> float:
+        return 0.1 * slope * math.log(factor) + 1 if factor > 1 else 1.0
+
+    by_rule = rule(1.0)
+    if keys.raw.get("mscale") and keys.raw.get("mscale_all_dim"):
+        by_rule = rule(keys.number("mscale")) / rule(keys.number("mscale_all_dim"))
+    return Rope(
+        theta,
+        "yarn",
+        factor,
+        original_max_positions=keys.integer("original_max_position_embeddings"),
+        beta_fast=keys.number("beta_fast", 32.0),
+        beta_slow=keys.number("beta_slow", 1.0),
+        truncate=keys.flag("truncate", True),
+        attention_factor=keys.number("attention_factor", by_rule),
     )

@@ -27,8 +27,9 @@ class Norm(nn.Module):
 
 
 def frequencies(rope: Rope, head_dim: int) -> Tensor:
-    """Angle per position, fp32 `[head_dim / 2]` on the CPU. "llama3" keeps high frequencies, divides low ones by
-    `factor`, and blends in between (Llama 3.1 model card, `apply_scaling`)."""
+    """Angle per position, fp32 `[head_dim / 2]` on the CPU. "llama3" and "yarn" keep high frequencies, divide low ones
+    by `factor`, and blend in between: by wavelength (Llama 3.1 model card, `apply_scaling`), or by index, between those
+    that turn `beta_fast` and `beta_slow` times over the original length (Peng et al., arXiv 2309.00071, 3.2)."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64, device="cpu").float() / head_dim
     plain = 1.0 / (rope.theta**exponents)
     if rope.kind == "linear":
@@ -39,5 +40,16 @@ def frequencies(rope: Rope, head_dim: int) -> Tensor:
         wavelength = 2 * math.pi / plain
         low, high, original = rope.low_freq_factor, rope.high_freq_factor, rope.original_max_positions
         share = ((original / wavelength - low) / (high - low)).clamp(0, 1)
+        return (1 - share) * plain / rope.factor + share * plain
+    if rope.kind == "yarn":
+        low, high = (
+            head_dim * math.log(rope.original_max_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+            for turns in (rope.beta_fast, rope.beta_slow)
+        )
+        if rope.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, head_dim - 1)
+        index = torch.arange(len(plain), device="cpu")
+        share = 1 - ((index - low) / max(high - low, 1e-3)).clamp(0, 1)
         return (1 - share) * plain / rope.factor + share * plain
     return plain

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from specdec.drafters.heads.checkpoint import FAMILIES as FAMILIES_HERE
 from specdec.drafters.heads.checkpoint import family_of, open_head
+from specdec.drafters.heads.eagle import EagleConvention
+from specdec.drafters.heads.eagle3 import Eagle3Convention
+from specdec.drafters.heads.medusa import MedusaConvention
+from specdec.drafters.heads.mtp import MtpConvention
+from specdec.drafters.heads.peagle import PEagleConvention
 from specdec.errors import ModelError
 from tests.drafters.head_files import RECORDED, recorded, target, write
 from tests.models.tiny import tiny_llama
 
+ROOT = Path(__file__).parents[2]
 ONE = torch.ones(2, 2)
 FAMILIES: dict[str, tuple[dict[str, Any], list[str], str]] = {
     "speculators says": ({"speculators_model_type": "eagle3"}, ["x"], "eagle3"),
@@ -59,6 +68,7 @@ def test_a_whole_language_model_is_told_from_a_head(shards: bool, tmp_path: Path
     [
         ({"speculators_model_type": "dflash"}, ["x"], "dflash"),
         ({"speculators_model_type": "xpress"}, ["x"], "xpress"),
+        ({"dflash_config": {"projector_type": "dspark"}}, ["layers.0.input_layernorm.weight", "fc.weight"], "dspark"),
         ({"dflash_config": {"mask_token_id": 3}}, ["layers.0.input_layernorm.weight", "fc.weight"], "dflash"),
         ({}, ["fc.weight", "hidden_norm.weight", "layers.0.input_layernorm.weight"], "dflash"),
         ({}, ["fc.weight", "hidden_norm.weight", "markov_head.markov_w1.weight"], "dspark"),
@@ -177,3 +187,30 @@ def test_weights_are_of_the_dtype_that_is_asked_for_but_norms(dtype: torch.dtype
     head: Any = open_head(RECORDED / "eagle3-qwen3", target(), dtype=dtype)
     for name, parameter in head.named_parameters():
         assert parameter.dtype == (torch.float32 if "norm" in name else dtype)
+
+
+CONVENTIONS = {
+    "eagle": EagleConvention,
+    "eagle3": Eagle3Convention,
+    "peagle": PEagleConvention,
+    "mtp": MtpConvention,
+    "medusa": MedusaConvention,
+}
+
+
+def test_the_manual_lists_every_family_and_every_override() -> None:
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in (ROOT / "docs" / "drafter-models.md").read_text().splitlines()
+        if line.startswith("|")
+    ]
+    assert {*FAMILIES_HERE, "draft_model"} == {row[0].strip("`") for row in rows if len(row) == 3} - {"family", "---"}
+    listed: dict[str, list[str]] = {}
+    family = ""
+    for row in (row for row in rows if len(row) == 4 and row[0] not in ("family", "---")):
+        family = row[0] or family
+        for one in re.findall(r"`(\w+)`", family):
+            listed.setdefault(one, []).append(row[1].strip("`"))
+    expected = {family: [field.name for field in fields(kind)] for family, kind in CONVENTIONS.items()}
+    expected["peagle"] = [*expected["eagle3"], *expected["peagle"]]
+    assert listed == expected

@@ -314,7 +314,7 @@ def test_a_broken_file_is_named_with_what_is_wrong(case: str, tmp_path: Path) ->
         ("hidden_size", None, r"config\.json: the key hidden_size is missing"),
         ("num_key_value_heads", 3, r"config\.json: num_key_value_heads must be a divisor"),
         ("hidden_act", "gelu", r"config\.json: hidden_act must be silu, got 'gelu'"),
-        ("rope_parameters", {"rope_type": "yarn", "factor": 4.0}, r"rope_type 'yarn' is not supported"),
+        ("rope_parameters", {"rope_type": "dynamic", "factor": 4.0}, r"rope_type 'dynamic' is not supported"),
     ],
 )
 def test_a_wrong_body_names_the_file_and_the_key(key: str, value: Any, message: str, tmp_path: Path) -> None:

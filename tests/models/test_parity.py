@@ -25,6 +25,7 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
 TINY = {"vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_attention_heads": 4, "pad_token_id": 0}
 TINY_GEMMA = TINY | {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 24, "num_key_value_heads": 2}
 
@@ -59,6 +60,12 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         llama,
         {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}},
     ),
+    "llama with yarn": (llama, {"rope_parameters": YARN}),
+    "llama with a yarn of its own": (
+        llama,
+        {"rope_parameters": YARN | {"beta_fast": 8.0, "beta_slow": 2.0, "truncate": False, "attention_factor": 0.8}},
+    ),
+    "qwen3 with the yarn of deepseek": (qwen3, {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.4}}),
     "llama with another epsilon": (llama, {"rms_norm_eps": 0.5}),
     "qwen2": (qwen2, {}),
     "qwen2 with windows, tied": (qwen2, WINDOWS | {"tie_word_embeddings": True}),
@@ -121,6 +128,7 @@ V4_GEMMA = {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"ro
             {"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 4.0}},
         ),
         ("qwen3 with biases and windows", {"layer_types": None, "rope_theta": 10000.0}),
+        ("llama with yarn", {"rope_theta": 10000.0, "rope_scaling": {**YARN, "type": "yarn", "rope_type": None}}),
         ("gemma3 with a linear global rope", V4_GEMMA | {"sliding_window_pattern": 6, "layer_types": None}),
     ],
 )
