@@ -80,7 +80,7 @@ def test_every_logit_is_that_of_a_dense_recomputation(head: str, config: str, mo
     if CONFIGS[config].prefix_caching:
         assert engine.metrics.cached_prompt_tokens > 0
     sample = random.Random(3).sample(seen, min(150, len(seen)))
-    assert max(len(row.path) for row in sample) > 2
+    assert max(len(row.path) for row in sample) > 1
     for row in sample:
         torch.testing.assert_close(
             row.logits_V, dense_draft(drafted, target(), row.tokens, row.path), atol=1e-4, rtol=0, msg=str(row)
