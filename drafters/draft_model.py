@@ -26,7 +26,8 @@ class CausalHead:
     """A causal model as a `Head` for a target of `vocab_size`: its rows take tokens only.
 
     Only the first `num_tokens` ids are guessed, those that both models have if left out: rows beyond the tokenizer's
-    are padding. Only the first `depth` layers run, all if left out.
+    are padding, and where the text holds such a one that this model lacks, it reads its last. Only the first `depth`
+    layers run, all if left out.
     """
 
     taps: tuple[int, ...] = ()
@@ -48,6 +49,7 @@ class CausalHead:
 
     def forward(self, tokens_R: Tensor, features_RD: Tensor | None, positions_R: Tensor, attend: Attend) -> Tensor:
         """See `Head.forward`."""
+        tokens_R = tokens_R.clamp(max=self._model.vocab_size - 1)
         hidden_RD, _ = self._model.forward(tokens_R, positions_R, attend, depth=self._depth)
         return hidden_RD
 

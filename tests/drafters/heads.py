@@ -135,6 +135,7 @@ def engine_with(
     token_bytes: list[bytes],
     end_tokens: tuple[int, ...],
     growth: Growth | None = None,
+    max_length: int | None = None,
     beside: Callable[[ModelDrafter], Seq[Drafter]] = lambda drafter: [drafter],
 ) -> Engine:
     """An engine whose drafter grows from `head`: with a memory of its own, or in the target's cache ("layer_skip")."""
@@ -144,7 +145,7 @@ def engine_with(
     else:
         hidden_size = target.embed(torch.zeros(1, dtype=torch.int64)).shape[1]
         voice = voice_of(head, Pool(config.num_blocks, config.block_size, "cpu", torch.float32), hidden_size)
-    drafter = ModelDrafter(voice, target.vocab_size, growth)
+    drafter = ModelDrafter(voice, target.vocab_size, growth, max_length)
 
     def new_text(stopping: Stopping) -> Detokenizer:
         return Detokenizer(token_bytes.__getitem__, stop=stopping.stop, min_tokens=stopping.min_tokens)

@@ -96,6 +96,13 @@ FAMILIES: dict[str, Callable[[Path], Opened]] = {
 }
 
 
+# One of each kind where the engine is hard on it.
+HARD = ["eagle3-llama-residual-d2t", "eagle, norms and bias", "mtp of qwen", "peagle-qwen3", "medusa"]
+CASES = [(family, "plain") for family in FAMILIES] + [
+    (family, config) for config in CONFIGS if config != "plain" for family in HARD
+]
+
+
 def made(family: str) -> Opened:
     with tempfile.TemporaryDirectory() as folder:
         return FAMILIES[family](Path(folder))
@@ -108,10 +115,10 @@ def new_engine(head: Opened, config: EngineConfig) -> Engine:
 
 def requests() -> list[Request]:
     rng = random.Random(6)
-    prompts = [tuple(rng.randrange(1, VOCABULARY) for _ in range(length)) for length in (1, 2, 7, 31, 31)]
+    prompts = [tuple(rng.randrange(1, VOCABULARY) for _ in range(length)) for length in (1, 2, 7, 31)]
     prompts.append(prompts[3])
     return [
-        Request(prompt, SAMPLING, Stopping(max_tokens=20), n=1 + (index == 2)) for index, prompt in enumerate(prompts)
+        Request(prompt, SAMPLING, Stopping(max_tokens=14), n=1 + (index == 2)) for index, prompt in enumerate(prompts)
     ]
 
 
@@ -121,8 +128,7 @@ def root_only() -> dict[tuple[str, int], Outcome]:
     return texts(run(engine, requests()))
 
 
-@pytest.mark.parametrize("config", CONFIGS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "config"), CASES)
 def test_the_text_is_the_targets_and_guesses_are_dense(
     family: str, config: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,7 +147,7 @@ def test_the_text_is_the_targets_and_guesses_are_dense(
     assert drafter.num_kept == 0  # type: ignore[attr-defined]
     levels = 4 if isinstance(head, Mtp | Eagle | Eagle3) else 3
     assert {len(row.path) for row in seen} == set(range(levels))
-    for row in random.Random(3).sample(seen, 60):
+    for row in random.Random(3).sample(seen, 30):
         dense = dense_draft(head, target(), row.tokens, row.path)
         torch.testing.assert_close(row.logits_V, dense, atol=1e-4, rtol=1e-5, msg=str(row))
 
