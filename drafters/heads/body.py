@@ -111,10 +111,10 @@ class Ends(nn.Module):
             self.lm_head.weight = self.embed_tokens.weight
 
     def embed(self, tokens_R: Tensor) -> Tensor:
-        """`[R, D]`."""
+        """`[R, D]`. Ids past the head's own embedding, which a target with more padding may pick, read its last row."""
         if self.embed_tokens is None:
             return self.target.embed(tokens_R)
-        out: Tensor = self.embed_tokens(tokens_R)
+        out: Tensor = self.embed_tokens(tokens_R.clamp(max=self.embed_tokens.num_embeddings - 1))
         return out
 
     def logits(self, hidden_LD: Tensor) -> Tensor:
@@ -137,13 +137,18 @@ def _ignorable(name: str) -> bool:
     return name in _IGNORED or name.endswith("rotary_emb.inv_freq")
 
 
-def target_ids(files: Files, draft_vocab_size: int, target: Target, device: torch.device) -> Tensor | None:
-    """The target's id of each draft id: d2t holds how far apart the two are. None where they are the same.
+def target_ids(
+    files: Files, config: ModelConfig, draft_vocab_size: int, target: Target, device: torch.device
+) -> Tensor | None:
+    """The target's id of each draft id: d2t holds how far apart the two are. None where they are the same. A head with
+    the whole vocabulary of its config needs none, also if the target's is padded further.
 
     Raises `ModelError` where a smaller vocabulary has no d2t, or one that names no id of the target or one id twice.
     """
     W, V = draft_vocab_size, target.vocab_size
     if "d2t" not in files.tensors:
+        if W == config.vocab_size < V:
+            return torch.arange(W, device=device)
         if W != V:
             raise ModelError(
                 f"{files.folder}: missing tensors: d2t (the head's vocabulary has {W} ids, the target's {V})"

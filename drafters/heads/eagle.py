@@ -131,5 +131,5 @@ def open_eagle(
         convention,
         layers=layer_shapes(config),
         taps=(target.num_layers + (convention.features == "after_norm"),),
-        targets=target_ids(files, draft_vocab_size, target, device),
+        targets=target_ids(files, config, draft_vocab_size, target, device),
     ).eval()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from specdec.drafters.heads import Target
 from specdec.drafters.heads.body import (
+    HEAD,
     Ends,
     body_config,
     fill_head,
@@ -152,6 +153,8 @@ def build(
     raw, config = _raw(files), body_config(files)
     taps = _taps(files, raw, convention, target)
     draft_vocab_size = raw.get("draft_vocab_size", int, config.vocab_size)
+    if draft_vocab_size == config.vocab_size and HEAD not in files.tensors and not config.tie_word_embeddings:
+        draft_vocab_size = target.vocab_size  # whose head it is
     has_fc, sizes = "fc.weight" in files.tensors, [target.hidden_size] * len(taps)
     if not has_fc:
         same_width(config, files, target)
@@ -159,7 +162,7 @@ def build(
         body = Body(config, convention, sizes, has_fc=has_fc, fc_bias="fc.bias" in files.tensors)
         ends = Ends(config, target, draft_vocab_size, files)
     fill_head(files, body, ends, device, dtype)
-    targets = target_ids(files, draft_vocab_size, target, device)
+    targets = target_ids(files, config, draft_vocab_size, target, device)
     return Eagle3(body, ends, convention, layers=layer_shapes(config), taps=taps, targets=targets).eval()
 
 

@@ -17,6 +17,7 @@ from specdec.errors import ConfigError, ModelError
 from tests.drafters.head_files import (
     LAYERS,
     RECORDED,
+    VOCABULARY,
     WIDTH,
     Tensors,
     first_step,
@@ -126,6 +127,22 @@ def test_what_a_file_lacks_at_both_ends_is_the_target_s(tmp_path: Path) -> None:
     write(tmp_path, plain(config), tensors)
     head = eagle3(tmp_path, embedding=ends["embed_tokens"], head=ends["lm_head"])
     torch.testing.assert_close(logits_of(head, expected), expected["step0"], atol=1e-5, rtol=0)
+
+
+def test_a_target_may_be_padded_further_than_its_head(tmp_path: Path) -> None:
+    config, tensors, expected = recorded("eagle3-llama")
+    head = eagle3(write(tmp_path / "own", plain(config), tensors), vocabulary=VOCABULARY + 8)
+    assert head.targets is not None
+    assert head.targets.tolist() == list(range(VOCABULARY))
+    torch.testing.assert_close(logits_of(head, expected), expected["step0"], atol=1e-5, rtol=0)
+    past = expected | {"tokens": expected["tokens"].clone().fill_(VOCABULARY + 7)}
+    assert logits_of(head, past).isfinite().all()
+    padded = torch.cat((tensors.pop("lm_head.weight"), torch.ones(8, WIDTH)))
+    head = eagle3(write(tmp_path / "target", plain(config), tensors), vocabulary=VOCABULARY + 8, head=padded)
+    assert head.targets is None
+    assert logits_of(head, expected).shape == (len(expected["tokens"]), VOCABULARY + 8)
+    with pytest.raises(ModelError, match=r"missing tensors: d2t \(the head's vocabulary has 40 ids, the target's 36\)"):
+        eagle3(RECORDED / "eagle3-llama", vocabulary=36)
 
 
 def test_a_tied_head_without_lm_head_uses_its_own_embedding(tmp_path: Path) -> None:
