@@ -250,7 +250,7 @@ def coupling(
     """Set drafts that share the target's noise beside rejection sampling and greedy drafts."""
     from specdec.evals.coupling import measure
     from specdec.evals.prompts import DEFAULT_PROMPTS, read_prompts
-    from specdec.evals.provenance import provenance
+    from specdec.evals.provenance import load_average, provenance
     from specdec.evals.report import coupling_tables
 
     prompts = read_prompts(data or DEFAULT_PROMPTS)
@@ -268,7 +268,8 @@ def coupling(
             progress=progress,
         )
     asked = {"data": (data or DEFAULT_PROMPTS).name, "temperature": temperature, "seed": seed}
-    found = {**found, **asked, "max_tokens": max_tokens, "provenance": origin}
+    found = {**found, **asked, "max_tokens": max_tokens}
+    found["provenance"] = {**origin, "load_average_after": load_average()}
     _deliver(found, coupling_tables(found), json_out)
 
 
@@ -284,7 +285,7 @@ def rank_accuracy(
 ) -> None:
     """Count how often each guess of a drafter that is a model is right, by rank and depth: for --draft-ranks."""
     from specdec.evals.prompts import DEFAULT_PROMPTS, read_prompts
-    from specdec.evals.provenance import provenance
+    from specdec.evals.provenance import load_average, provenance
     from specdec.evals.ranks import measure
     from specdec.evals.report import rank_tables
     from specdec.request import Sampling, Stopping
@@ -301,7 +302,8 @@ def rank_accuracy(
             progress=progress,
         )
     asked = {"data": (data or DEFAULT_PROMPTS).name, "temperature": temperature, "seed": seed}
-    found = {**found, **asked, "max_tokens": max_tokens, "provenance": origin}
+    found = {**found, **asked, "max_tokens": max_tokens}
+    found["provenance"] = {**origin, "load_average_after": load_average()}
     _deliver(found, rank_tables(found), json_out)
 
 

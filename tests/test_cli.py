@@ -280,6 +280,31 @@ def test_eval_acceptance_can_give_its_report_to_a_pipe(folder: str, tmp_path: Pa
     assert json.loads(printed)["requests"] == 1
 
 
+def test_eval_coupling_finds_what_the_formula_says(folder: str, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    options = ("--layers", "1", "--max-tokens", "12", "--draws", "40", "--drafter", "none", "--json", str(out))
+    printed = invoke("eval", "coupling", folder, *options)
+    found = json.loads(out.read_text())
+    assert 12 < found["positions"] <= 12 * 20
+    # Of independent draws at fixed positions, the variance is at most a quarter each.
+    assert abs(found["coupled_exact"] - found["coupled_1"]) < 4 * (0.25 / (40 * found["positions"])) ** 0.5
+    assert found["coupled_1"] <= found["coupled_2"] <= found["coupled_4"]
+    assert found["coupled_exact"] <= found["rejection"]
+    assert "first 1 of 2 layers" in printed
+
+
+def test_eval_rank_accuracy_writes_what_shapes_trees(folder: str, tmp_path: Path) -> None:
+    out = tmp_path / "ranks.json"
+    options = ("--max-tokens", "12", "--drafter", "layer_skip:1", "--policy", "fixed", "--draft-depth", "2")
+    printed = invoke("eval", "rank-accuracy", folder, *options, "--json", str(out))
+    found = json.loads(out.read_text())
+    assert len(found["rank_accuracy"]) == len(found["draws"]) == 2
+    assert found["draws"][0] > 100
+    assert 0.0 < sum(found["rank_accuracy"][0]) <= 1.0
+    assert "layer_skip, depth" in printed
+    invoke("generate", "hi", folder, "--draft-ranks", str(out), *options)
+
+
 def test_bench_decode_writes_what_it_measured(folder: str, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     printed = invoke(
@@ -327,6 +352,11 @@ def test_env_says_what_specdec_runs_on(monkeypatch: pytest.MonkeyPatch, tmp_path
         (("generate", "x", "{tiny}", "--json", "--regex", "a"), "--regex: constrains a text that --json"),
         (("chat", "{bare}"), "messages: the model has no chat template"),
         (("eval", "acceptance", "{tiny}", "--data", "none.jsonl"), "none.jsonl: cannot be read"),
+        (("eval", "coupling", "{tiny}", "--layers", "1", "--temperature", "0"), "temperature must be above 0"),
+        (("eval", "coupling", "{tiny}", "--layers", "3"), "layers must be between 1 and the model's 2, got 3"),
+        (("eval", "rank-accuracy", "{tiny}", "--drafter", "suffix"), "0 run here"),
+        (("generate", "a", "{tiny}", "--draft-overrides", "{{"), "--draft-overrides must be a JSON object"),
+        (("generate", "a", "{tiny}", "--draft-overrides", "[1]"), "--draft-overrides must be a JSON object, got '[1]'"),
         (("bench", "decode", "{tiny}", "--context", "9"), "context must be above"),
         (("serve", "{tiny}", "--port", "70000"), "port must be between 0 and 65535"),
     ],

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from specdec.config import EngineConfig
 from specdec.drafters.draft_model import CausalHead
+from specdec.drafters.grow import Growth
 from specdec.drafters.heads import Head
 from specdec.protocols import Model
 from specdec.request import Request, Sampling, Stopping
@@ -78,7 +79,9 @@ def test_same_tokens(head: str, spec: str, sampling: str, config: str) -> None:
 @pytest.mark.parametrize("head", HEADS)
 def test_every_logit_is_that_of_a_dense_recomputation(head: str, config: str, monkeypatch: pytest.MonkeyPatch) -> None:
     drafted = heads()[head]
-    engine = engine_with(target(), drafted, CONFIGS[config], token_bytes=TOKEN_BYTES, end_tokens=END_IDS)
+    engine = engine_with(
+        target(), drafted, CONFIGS[config], token_bytes=TOKEN_BYTES, end_tokens=END_IDS, growth=Growth(floor=0.0)
+    )
     asked = requests(None, SAMPLINGS["filtered"])
     with watched(monkeypatch) as seen:
         run(engine, asked[:3])
