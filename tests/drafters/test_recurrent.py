@@ -171,3 +171,48 @@ def test_a_draft_model_that_was_not_asked_catches_up_in_one_forward(monkeypatch:
         torch.testing.assert_close(
             row.logits_V, dense_draft(head, target(), row.tokens, row.path), atol=1e-4, rtol=0, msg=str(row)
         )
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("head", ["draft_model", "pair"])
+def test_nothing_that_befalls_texts_and_blocks_gets_into_the_guesses(
+    head: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shared beginnings, a pool too small for all, aborts, requests without drafts, pauses: blocks change hands, and
+    what a drafter reads in them is still what belongs there."""
+    rng = random.Random(seed)
+    drafted = heads()[head]
+    config = EngineConfig(48, 48 + 64, block_size=4, max_rows=24, max_drafts=10)
+    engine = engine_with(
+        target(), drafted, config, token_bytes=TOKEN_BYTES, end_tokens=(), growth=Growth(depth=3, width=2, branch=3)
+    )
+    stems = [tuple(rng.randrange(VOCAB_SIZE) for _ in range(12)) for _ in range(3)]
+    ask = engine.policy.ask
+
+    def moody(grants: Seq[Grant]) -> list[Grant]:
+        deaf = frozenset(engine.drafting.names)
+        return [replace(grant, muted=deaf) if rng.random() < 0.3 else grant for grant in ask(grants)]
+
+    monkeypatch.setattr(engine.policy, "ask", moody)
+    asked = 0
+    with watched(monkeypatch) as seen:
+        while asked < 60 or engine.has_work:
+            if asked < 60 and rng.random() < 0.8:
+                stem = rng.choice(stems)[: rng.randint(1, 12)]
+                prompt = stem + tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(0, 6)))
+                sampling = Sampling(temperature=0.9, seed=asked % 4, speculative=rng.random() < 0.8)
+                engine.add(Request(prompt, sampling, Stopping(max_tokens=rng.randint(4, 29))), f"r{asked}")
+                asked += 1
+            if rng.random() < 0.03:
+                engine.abort(f"r{rng.randrange(max(1, asked))}")
+            engine.step()
+    assert engine.metrics.drafter_errors == 0
+    assert engine.metrics.preemptions > 3
+    assert engine.metrics.cached_prompt_tokens > 50
+    (drafter,) = engine.drafting.drafters
+    assert drafter.num_kept == 0  # type: ignore[attr-defined]
+    assert len(seen) > 200
+    for row in rng.sample(seen, 120):
+        torch.testing.assert_close(
+            row.logits_V, dense_draft(drafted, target(), row.tokens, row.path), atol=1e-4, rtol=0, msg=str(row)
+        )
