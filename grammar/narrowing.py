@@ -5,7 +5,6 @@ looks at are tried, and what tokens have in common is tried once. W words of 32 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from decimal import Decimal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,14 +12,15 @@ from numpy.typing import NDArray
 from specdec.grammar.checker import Checker
 from specdec.grammar.json_text import JsonText, Place, decoded
 from specdec.grammar.lark import Freedom
-from specdec.grammar.numbers import spelling
 from specdec.grammar.token_table import NO_REST, SPECIAL_REST, TokenTable, among, row_of, tokens_of, without
+from specdec.grammar.words import Words
 
 MOST = Freedom(open_keys=True, tight_keys=True, tight_items=True)
 MANY = 256  # tokens of which hardly all lead to nothing
 NUMBER_BYTES = b"-+.0123456789eE"
 LETTERS = b"abcdefghijklmnopqrstuvwxyz"
 BLANKS = b" \t\r\n"
+_NO_WORDS = Words()
 
 
 class Narrowing:
@@ -66,13 +66,13 @@ class Narrowing:
             words_W = words_W & self._table.with_quotes_NW[0]
         if text.place is not Place.KEY:
             tokens = tokens_of(words_W).tolist()
-            ends: dict[bytes, list[bytes] | None] = {}
+            ends: dict[bytes, Words | None] = {}
             for token in tokens if len(tokens) <= MANY else ():
                 if self._leads_to_used(text, token, ends):
                     found[token] = None
         return list(found)
 
-    def _leads_to_used(self, text: JsonText, token: int, ends: dict[bytes, list[bytes] | None]) -> bool:
+    def _leads_to_used(self, text: JsonText, token: int, ends: dict[bytes, Words | None]) -> bool:
         """Whether a token ends on the way to a key or item that is there already. `ends` are kept for the next token:
         the beginnings of tokens with the strings that they may lead to, None where they lead to none."""
         data = self._table.spelled[token]
@@ -91,20 +91,21 @@ class Narrowing:
             ends[short] = None
             if after is not None and after.open == text.open and _may_run_out(after):
                 is_string = after.place is Place.KEY or after.place is Place.STRING
-                ends[short] = [used.encode() for used in _used(after)] if is_string else []
+                ends[short] = _used(after) if is_string else _NO_WORDS
         used = ends[short]
-        return used is not None and (not inside or any(whole.startswith(inside) for whole in used))
+        return used is not None and (not inside or used.any_begins(inside))
 
     def _towards(self, words_W: NDArray[np.int32], text: JsonText) -> Iterator[int]:
         """The tokens of a row that go on with what the text is in as what is there already does."""
-        beginning = _beginning(text)
-        for used in _used(text):
-            if used.startswith(beginning):
-                rest = used[len(beginning) :].encode()
-                for size in range(1, min(len(rest), self._table.longest) + 1):
-                    for token in self._table.ids.get(rest[:size], ()):
-                        if words_W[token >> 5] >> (token & 31) & 1:
-                            yield token
+        beginning, used = _beginning(text), _used(text)
+        tokens = tokens_of(words_W)
+        if len(tokens) <= MANY:
+            yield from (token for token in tokens.tolist() if used.any_begins(beginning + self._table.spelled[token]))
+            return
+        for step in used.steps(beginning, self._table.longest):
+            for token in self._table.ids.get(step, ()):
+                if words_W[token >> 5] >> (token & 31) & 1:
+                    yield token
 
     def narrow(self, words_W: NDArray[np.int32], text: JsonText) -> None:
         """Clear the bits of `words_W`, a row of the grammar after `text`, that the checker forbids."""
@@ -165,7 +166,8 @@ class Narrowing:
             refused_N = self._refused_by(outlines.between_V, checker, text, tokens_N)
             if not checker.looks_at_multiples:
                 return refused_N
-            rest = np.setdiff1d(tokens_N, refused_N).tolist()
+            numbers_N = tokens_N[outlines.number_T[outlines.between_V[tokens_N]]]
+            rest = np.setdiff1d(numbers_N, refused_N).tolist()
             return np.concatenate((refused_N, self._refused_one_by_one(text, rest)))
         if text.place is Place.NUMBER or text.place is Place.LITERAL:
             goes_on = NUMBER_BYTES if text.place is Place.NUMBER else LETTERS
@@ -222,7 +224,8 @@ class Narrowing:
         after = self.after(text, token)
         if after is None or after.place is not Place.NUMBER:
             return after is not None
-        return _checker(after).may_begin(after.raw.decode())
+        known = len(text.raw) if text.place is Place.NUMBER else 0
+        return _checker(after).may_begin(after.raw.decode(), known)
 
     def _if_it_ends(self, text: JsonText) -> Checker | None:
         """The checker when the key or string that the text is in has ended, where it does not matter how."""
@@ -230,11 +233,10 @@ class Narrowing:
         if checker.outer is not None and checker.outer.records:  # a container that closes is compared as a whole
             return None
         if text.place is Place.STRING:
-            if checker.layout.unique and any(used.startswith(text.so_far()) for used in _used(text)):
+            if checker.layout.unique and _used(text).any_begins(_beginning(text)):
                 return None
             return checker.any_string()
-        beginning = text.so_far()
-        if any(name.startswith(beginning) for name in (*checker.keys, *checker.layout.named)):
+        if any(words.any_begins(_beginning(text)) for words in (checker.key_words, checker.layout.named_words)):
             return None
         return checker.any_key()
 
@@ -247,8 +249,7 @@ def _between(checker: Checker, text: JsonText) -> JsonText:
 def _quotes_to_a_key(text: JsonText, checker: Checker) -> int:
     """With how many quotes a token may complete a key that is there already."""
     if text.place is Place.KEY:
-        beginning = text.so_far()
-        return 1 if any(key.startswith(beginning) for key in checker.keys) else 3
+        return 1 if checker.key_words.any_begins(_beginning(text)) else 3
     return 3 if text.place is Place.STRING else 2
 
 
@@ -262,19 +263,16 @@ def _may_run_out(text: JsonText) -> bool:
     checker = _checker(text)
     if text.place is Place.BETWEEN:
         return checker.more and (text.key_next or bool(checker.seen))
-    return any(used.startswith(_beginning(text)) for used in _used(text))
+    return _used(text).any_begins(_beginning(text))
 
 
-def _used(text: JsonText) -> Iterable[str]:
+def _used(text: JsonText) -> Words:
     """The keys, strings or numbers that what the text is in must differ from."""
     checker = _checker(text)
     if text.place is Place.KEY:
-        return checker.keys
-    if text.place is Place.STRING:
-        return (value for value in checker.seen if isinstance(value, str))
-    numbers = [value for value in checker.seen if isinstance(value, Decimal)]
-    return (*map(spelling, numbers), *("-0" for value in numbers if not value))
+        return checker.key_words
+    return checker.strings if text.place is Place.STRING else checker.numbers
 
 
-def _beginning(text: JsonText) -> str:
-    return text.raw.decode() if text.place is Place.NUMBER else text.so_far()
+def _beginning(text: JsonText) -> bytes:
+    return text.raw if text.place is Place.NUMBER else text.so_far().encode(errors="surrogatepass")

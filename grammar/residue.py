@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from decimal import Decimal
-from fractions import Fraction
 from typing import Any
 
 import jsonschema_rs
 
 from specdec.grammar import formats
 from specdec.grammar.lowering import METHODS, ReferenceLoop, scope_within, target
+from specdec.grammar.numbers import Divisor
 from specdec.grammar.references import Documents, Place
 from specdec.grammar.rules import NEVER, Rule, canonical, equal
 from specdec.grammar.shapes import Is, found_in
@@ -228,8 +228,8 @@ def _bound(site: _Site) -> None:
 
 
 def _multiple_of(site: _Site) -> None:
-    divisor = Fraction(Decimal(site.value))
-    site.rule.number_tests += (lambda number: Fraction(number) % divisor == 0,)
+    divisor = Divisor.of(Decimal(site.value))
+    site.rule.number_tests += (divisor.divides,)
     site.rule.multiples += (divisor,)
 
 

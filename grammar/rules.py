@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from decimal import Decimal
-from fractions import Fraction
 from typing import Any
+
+from specdec.grammar.numbers import Divisor
 
 # A value as something that equals exactly what equals it in JSON: 1 is 1.0, and true is neither.
 Canonical = None | str | Decimal | tuple[Any, ...]
@@ -23,6 +24,7 @@ class Rule:
     """
 
     __slots__ = (
+        "_tests_all_numbers",
         "additional",
         "all_of",
         "any_of",
@@ -66,7 +68,7 @@ class Rule:
         self.kinds: frozenset[str] | None = None
         self.listed: frozenset[Canonical] | None = None
         self.number_tests: tuple[Callable[[Decimal], bool], ...] = ()
-        self.multiples: tuple[Fraction, ...] = ()
+        self.multiples: tuple[Divisor, ...] = ()
         self.string_tests: tuple[Callable[[str], bool], ...] = ()
 
         self.looks = True
@@ -103,6 +105,21 @@ class Rule:
         self.then: Rule | None = None
         self.otherwise: Rule | None = None
         self.dependent_rules: tuple[tuple[str, Rule], ...] = ()
+        self._tests_all_numbers: bool | None = None
+
+    @property
+    def tests_all_numbers(self) -> bool:
+        """Whether each alternative that it is made of looks at how a number ends or is for none, so that of a number
+        that is not complete none holds."""
+        if self._tests_all_numbers is None:
+            options = [*(option for options in self.any_of for option in options), *(self.one_of or ())]
+            self._tests_all_numbers = bool(options) and all(option._waits_for_the_end() for option in options)
+        return self._tests_all_numbers
+
+    def _waits_for_the_end(self) -> bool:
+        if self.number_tests or (self.kinds is not None and self.kinds.isdisjoint(("number", "integer"))):
+            return True
+        return self.tests_all_numbers or any(rule._waits_for_the_end() for rule in self.all_of)
 
     def named(self) -> Iterator[str]:
         """The keys whose presence this rule asks for, forbids or makes depend on something."""
