@@ -358,7 +358,7 @@ class Checker:
     counting rule; `loose`, for children that somebody must look at, who has and whom it makes false otherwise; `seen`
     the items, and whether one was `repeated`; `key_words`, `strings` and `numbers` those that must not come again, as
     they are written. Where it `records`, `parts` are the values so far, the last one first.
-    `answers` and `rows` are for whoever asks it what may follow.
+    `answers`, `leading_on` and `rows` are for whoever asks it what may follow.
     """
 
     __slots__ = (
@@ -372,6 +372,7 @@ class Checker:
         "key_words",
         "keys",
         "layout",
+        "leading_on",
         "links",
         "loose",
         "more",
@@ -407,6 +408,7 @@ class Checker:
         self.parts: Any = None
         self._alike: dict[object, Checker | None] = {}
         self.answers: dict[tuple[bytes, bool], bool] = {}
+        self.leading_on: set[int] = set()
         self.rows: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None
         self._verdicts: dict[tuple[tuple[Verdict, ...] | None, bool], tuple[Verdict, ...]] = {}
 
@@ -545,6 +547,7 @@ class Checker:
         copy._verdicts = {}
         copy._alike = {}
         copy.answers = {}
+        copy.leading_on = set()
         copy.rows = None
         return copy
 

@@ -17,6 +17,7 @@ from specdec.grammar.words import Words
 
 MOST = Freedom(open_keys=True, tight_keys=True, tight_items=True)
 MANY = 256  # tokens of which hardly all lead to nothing
+FEW = 8  # tokens that are tried one by one before all are at once
 NUMBER_BYTES = b"-+.0123456789eE"
 LETTERS = b"abcdefghijklmnopqrstuvwxyz"
 BLANKS = b" \t\r\n"
@@ -54,11 +55,50 @@ class Narrowing:
             count += 1
         return count
 
+    def goes_on(self, words_W: NDArray[np.int32], text: JsonText) -> bool:
+        """Whether one of the first tokens of a row, not narrowed yet, is allowed and no suspect: most often one is."""
+        ends: dict[bytes, Words | None] = {}
+        for token in tokens_of(words_W & ~self._table.end_words_W)[:FEW].tolist():
+            if self._may_follow(text, token) and not (self._is_tight(text) and self._is_suspect(text, token, ends)):
+                return True
+        return False
+
+    def is_known_to_lead_on(self, text: JsonText, token: int) -> bool:
+        """Whether one like `token` has been seen to lead on, in this string: one that ends it and says the same then."""
+        return self._ending(text, token) in _checker(text).leading_on
+
+    def leads_on(self, text: JsonText, token: int) -> None:
+        """Keep that a suspect leads on. Where what a string holds decides what may follow, a like one may not: then a
+        text may run into a dead end."""
+        ending = self._ending(text, token)
+        if ending is not None:
+            _checker(text).leading_on.add(ending)
+
+    def _ending(self, text: JsonText, token: int) -> int | None:
+        """What is said behind a string that a token ends, where that is all that matters; None for other tokens."""
+        if text.place is not Place.STRING or text.escaped:
+            return None
+        place = self._outlines.rest_V.item(token)
+        return place if place >= 0 and not self._outlines.texts[place].endswith((b'"', b"0")) else None
+
+    def _is_suspect(self, text: JsonText, token: int, ends: dict[bytes, Words | None]) -> bool:
+        if text.place is Place.KEY or text.place is Place.STRING:
+            data = self._table.spelled[token]
+            if _used(text).any_begins(_beginning(text) + data):
+                return True
+            if text.place is Place.KEY or b'"' not in data:
+                return False
+        return self._leads_to_used(text, token, ends)
+
+    def _is_tight(self, text: JsonText) -> bool:
+        """Whether there may be few keys or items that are new, where the text is."""
+        layout = _checker(text).layout
+        return self._freedom.tight_keys if layout.is_object else layout.unique and self._freedom.tight_items
+
     def suspects(self, words_W: NDArray[np.int32], text: JsonText) -> list[int]:
         """Those of the tokens of a narrowed row that may lead to where nothing is allowed, on the way to a key or an
         item that is there already."""
-        layout = _checker(text).layout
-        if not (self._freedom.tight_keys if layout.is_object else layout.unique and self._freedom.tight_items):
+        if not self._is_tight(text):
             return []
         found: dict[int, None] = {}
         if text.place is Place.KEY or text.place is Place.STRING:

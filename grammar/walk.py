@@ -271,7 +271,11 @@ class TreeConstraint:
         suspects = narrowing.suspects(row_W, self._text(path))
         rows_left = [MAX_ROWS_AHEAD]
         for token in suspects:
-            if not self._leads_on((*path, token), narrowing, rows_left):
+            if narrowing.is_known_to_lead_on(self._text(path), token):
+                continue
+            if self._leads_on((*path, token), narrowing, rows_left):
+                narrowing.leads_on(self._text(path), token)
+            else:
                 row_W.view(np.uint32)[token >> 5] &= 0xFFFFFFFF ^ 1 << (token & 31)
 
     def _leads_on(self, path: tuple[int, ...], narrowing: Narrowing, rows_left: list[int]) -> bool:
@@ -282,7 +286,7 @@ class TreeConstraint:
         rows_left[0] -= 1
         try:
             row_W = self._ask(path, self._fill)
-            if _count(row_W) > MANY:
+            if _count(row_W) > MANY or narrowing.goes_on(row_W, self._text(path)):
                 return True
             narrowing.narrow(row_W, self._text(path))
         except ConstraintError:
