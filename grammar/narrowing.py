@@ -64,7 +64,7 @@ class Narrowing:
         return False
 
     def is_known_to_lead_on(self, text: JsonText, token: int) -> bool:
-        """Whether one like `token` has been seen to lead on, in this string: one that ends it and says the same then."""
+        """Whether one that ends this string as `token` does has been seen to lead on."""
         return self._ending(text, token) in _checker(text).leading_on
 
     def leads_on(self, text: JsonText, token: int) -> None:
