@@ -186,6 +186,7 @@ def pull(name: Annotated[str, typer.Argument(help=f"{', '.join(PACKAGED)}, or a 
 def check_schema(
     file: Annotated[Path, typer.Argument(help="A JSON Schema.")],
     formats: Annotated[Literal["assert", "annotate"], typer.Option(help="Whether `format` is enforced.")] = "assert",
+    property_order: Annotated[Literal["schema", "any"], typer.Option(help="In which order keys may come.")] = "schema",
 ) -> None:
     """Say what becomes of every keyword of a schema. Fails when the schema is refused."""
     from rich.console import Console
@@ -194,7 +195,7 @@ def check_schema(
     from specdec.grammar.schema import check_schema as check
     from specdec.grammar.spec import JsonSchema
 
-    report = check(JsonSchema(_read(file)).text, formats=formats)
+    report = check(JsonSchema(_read(file)).text, formats=formats, property_order=property_order)
     table = Table("pointer", "keyword", "verdict", "reason", box=None)
     for keyword in report.keywords:
         table.add_row(keyword.pointer, keyword.keyword, keyword.verdict, keyword.reason)
@@ -353,6 +354,9 @@ def structured(
     property_order: Annotated[
         Literal["schema", "any"], typer.Option(help="any: reorder an instance's keys before it counts as refused.")
     ] = "schema",
+    grammar_order: Annotated[
+        Literal["schema", "any"], typer.Option(help="Of the keys that the grammar itself allows.")
+    ] = "schema",
     whitespace: Annotated[
         str, typer.Option(metavar="flexible|compact|REGEX", help="What may stand between JSON's tokens.")
     ] = "flexible",
@@ -375,7 +379,7 @@ def structured(
     cases = read_cases(paths, draft)
     documents = {} if remotes is None else read_remotes(remotes)
     vocabulary = open_vocabulary(tokenizer)
-    settings = Settings(formats, whitespace, property_order == "any", walks, seed)
+    settings = Settings(formats, whitespace, property_order == "any", walks, seed, grammar_order)
     origin = {**machine(), "load_average": load_average(), "model": f"tokenizer {vocabulary.name}"}
     with _bar("evaluating", "count") as progress:
         if backend == "llguidance":
@@ -384,7 +388,13 @@ def structured(
             compile_schema = rival_compiler(vocabulary, backend)
         found = measure(cases, vocabulary, compile_schema, settings, documents, progress=progress)
     asked = {"paths": [str(path) for path in paths], "draft": draft, "formats": formats, "walks_a_schema": walks}
-    asked |= {"property_order": property_order, "whitespace": whitespace, "seed": seed, "backend": backend}
+    asked |= {
+        "property_order": property_order,
+        "grammar_order": grammar_order,
+        "whitespace": whitespace,
+        "seed": seed,
+        "backend": backend,
+    }
     found = {**found, **asked, "provenance": {**origin, "load_average_after": load_average()}}
     _deliver(found, structured_tables(found), json_out)
 
@@ -613,14 +623,14 @@ def _spec(given: ConstraintOptions) -> tuple[str, Spec | None]:
     """
     from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex, StructuralTag
 
-    whitespace = given.whitespace
+    whitespace, order = given.whitespace, given.property_order
     asked: dict[str, Callable[[], Spec]] = {}
     if given.json_schema is not None:
         text = given.json_schema
         if text.lstrip().startswith("{"):
-            asked["--json-schema"] = lambda: JsonSchema(text, whitespace)
+            asked["--json-schema"] = lambda: JsonSchema(text, whitespace, property_order=order)
         else:
-            asked[f"--json-schema {text}"] = lambda: JsonSchema(_read(Path(text)), whitespace)
+            asked[f"--json-schema {text}"] = lambda: JsonSchema(_read(Path(text)), whitespace, property_order=order)
     if given.json:
         asked["--json"] = lambda: JsonObject(whitespace)
     if given.regex is not None:
@@ -643,6 +653,8 @@ def _spec(given: ConstraintOptions) -> tuple[str, Spec | None]:
             asked[f"--structural-tag {tag}"] = lambda: StructuralTag(_read(Path(tag)), whitespace)
     if whitespace != "flexible" and not (given.json or given.json_schema or given.structural_tag):
         raise InvalidRequest("--whitespace", "means nothing without --json-schema, --json or --structural-tag")
+    if order != "schema" and given.json_schema is None:
+        raise InvalidRequest("--property-order", "means nothing without --json-schema")
     if len(asked) > 1:
         raise InvalidRequest(list(asked)[1], f"constrains a text that {next(iter(asked))} constrains already")
     for name, make in asked.items():
