@@ -465,6 +465,53 @@ def decode(
     _deliver(found, bench_tables(found), json_out)
 
 
+@bench_app.command()
+def grammar(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="As of `specdec eval structured`.")],
+    tokenizer: Annotated[
+        str, typer.Option(help="byte, a tokenizer.json, or a model whose tokenizer to take.")
+    ] = "smollm2-135m",
+    walks: Annotated[int, typer.Option(min=1, help="Random texts, and trees, a schema.")] = 4,
+    property_order: Annotated[Literal["schema", "any"], typer.Option(help="In which order keys may come.")] = "schema",
+    json_out: JsonOut = None,
+) -> None:
+    """Time the rows and draft trees of JSON Schemas, with and without a checker beside the grammar."""
+    from specdec.evals.bench_grammar import bench_grammar
+    from specdec.evals.cases import read_cases
+    from specdec.evals.provenance import load_average, machine
+    from specdec.evals.report import grammar_tables
+    from specdec.evals.vocabulary import open_vocabulary
+
+    cases, vocabulary = read_cases(paths, None), open_vocabulary(tokenizer)
+    origin = {**machine(), "load_average": load_average(), "model": f"tokenizer {vocabulary.name}"}
+    with _bar("measuring", "count") as progress:
+        found = bench_grammar(cases, vocabulary, walks=walks, property_order=property_order, progress=progress)
+    asked = {"paths": [str(path) for path in paths], "walks_a_schema": walks, "property_order": property_order}
+    found = {**found, **asked, "provenance": {**origin, "load_average_after": load_average()}}
+    _deliver(found, grammar_tables(found), json_out)
+
+
+@bench_app.command()
+@grouped
+def constrained(
+    model: ModelOptions,
+    tokens: Annotated[int, typer.Option(min=8, max=96, help="Of each text.")] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="Texts a schema, each beside a free one.")] = 6,
+    json_out: JsonOut = None,
+) -> None:
+    """Time a token under several schemas beside one of free text, without drafts, in turns."""
+    from specdec.evals.bench_grammar import bench_constrained
+    from specdec.evals.provenance import load_average, provenance
+    from specdec.evals.report import constrained_tables
+
+    llm = _load(model)
+    origin = provenance(llm.loaded, _options(model))
+    with _bar("measuring", "count") as progress:
+        found = bench_constrained(llm, tokens=tokens, rounds=rounds, progress=progress)
+    found["provenance"] = {**origin, "load_average_after": load_average()}
+    _deliver(found, constrained_tables(found), json_out)
+
+
 def _deliver(found: Mapping[str, Any], tables: list[Table], json_out: Path | None) -> None:
     """Tables on standard output and the report in a file; with `-` the report is what standard output gets."""
     from rich.console import Console
