@@ -59,7 +59,7 @@ class Narrowing:
         """Whether one of the first tokens of a row, not narrowed yet, is allowed and no suspect: most often one is."""
         ends: dict[bytes, Words | None] = {}
         for token in tokens_of(words_W & ~self._table.end_words_W)[:FEW].tolist():
-            if self._may_follow(text, token) and not (self._is_tight(text) and self._is_suspect(text, token, ends)):
+            if self.may_follow(text, token) and not (self._is_tight(text) and self._is_suspect(text, token, ends)):
                 return True
         return False
 
@@ -258,9 +258,12 @@ class Narrowing:
         return tokens_N[np.isin(places_N, refused)] if refused else tokens_N[:0]
 
     def _refused_one_by_one(self, text: JsonText, tokens: Iterable[int]) -> NDArray[np.int64]:
-        return np.array([token for token in tokens if not self._may_follow(text, token)], np.int64)
+        return np.array([token for token in tokens if not self.may_follow(text, token)], np.int64)
 
-    def _may_follow(self, text: JsonText, token: int) -> bool:
+    def may_follow(self, text: JsonText, token: int) -> bool:
+        """Whether the checker allows a token that the grammar allows; the end of a text is one without bytes."""
+        if not self._table.spelled[token]:
+            return text.place is not Place.NUMBER or bool(text.open) or text.ended() is not None
         after = self.after(text, token)
         if after is None or after.place is not Place.NUMBER:
             return after is not None

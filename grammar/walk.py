@@ -129,6 +129,7 @@ class TreeConstraint:
         "_committed",
         "_failure",
         "_forced",
+        "_grammar_rows",
         "_matcher",
         "_max_rows",
         "_narrowing",
@@ -157,13 +158,16 @@ class TreeConstraint:
         self._branch: Matcher | None = None  # a copy of the matcher that went along `_path`
         self._path: tuple[int, ...] = ()
         self._blank = BlankRows(len(vocabulary.text_words_W))
-        self._rows: dict[tuple[int, ...], NDArray[np.int32] | None] = {}  # None where the backend fails
+        # None where the backend fails: what the grammar says, and what is left of that.
+        self._grammar_rows: dict[tuple[int, ...], NDArray[np.int32] | None] = {}
+        self._rows: dict[tuple[int, ...], NDArray[np.int32] | None] = {}
         self._forced: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._failure: ConstraintError | None = None  # on the committed tokens: final
 
     def prune(self, tree: DraftTree) -> DraftTree:
         """See `Constraint.prune`. Only nodes that have children need a row of their own. Where it fails, or would be
-        one too many, the node goes, with all below it; nothing follows an end token."""
+        one too many, the node goes, with all below it; nothing follows an end token. Drafts are looked at one by one:
+        one that only looking ahead takes from a row may stay, and is never picked there."""
         if tree.num_drafts == 0:
             return tree
         children = tree.children()
@@ -172,13 +176,13 @@ class TreeConstraint:
         while pending:
             node = pending.pop()
             path = paths[node]
-            row_W = self._row(path)
+            row_W = self._grammar_row(path)
             if row_W is None:
                 del paths[node]
                 continue
             for child in reversed(children[node]):
                 token = tree.tokens[child]
-                if self._vocabulary.allows(row_W, token):
+                if self._vocabulary.allows(row_W, token) and self._may_follow(path, token):
                     paths[child] = (*path, token)
                     if children[child] and token not in self._vocabulary.end_ids:
                         pending.append(child)
@@ -236,6 +240,7 @@ class TreeConstraint:
         self._committed.extend(path)
         self._branch = None
         self._rows.clear()
+        self._grammar_rows.clear()
         self._forced.clear()
 
     def finish(self) -> None:
@@ -245,7 +250,7 @@ class TreeConstraint:
         """What may follow `path`; None where the backend fails on a draft. Kept until the next `advance`, except where
         it is None because of the rows that there are."""
         if path not in self._rows:
-            if path and len(self._rows) >= self._max_rows:
+            if self._grammar_row(path) is None:
                 return None
             try:
                 self._rows[path] = self._made(path)
@@ -255,6 +260,29 @@ class TreeConstraint:
                 logger.debug("a draft branch is cut: %s", error)
                 self._rows[path] = None
         return self._rows[path]
+
+    def _grammar_row(self, path: tuple[int, ...]) -> NDArray[np.int32] | None:
+        """What the grammar alone lets follow `path`; None and kept as in `_row`."""
+        if path not in self._grammar_rows:
+            if path and len(self._grammar_rows) >= self._max_rows:
+                return None
+            try:
+                self._grammar_rows[path] = self._ask(path, self._fill)
+            except ConstraintError as error:
+                if not path:
+                    raise
+                logger.debug("a draft branch is cut: %s", error)
+                self._grammar_rows[path] = None
+        return self._grammar_rows[path]
+
+    def _may_follow(self, path: tuple[int, ...], token: int) -> bool:
+        """Whether a token that the grammar lets follow `path` may, as far as is seen without looking ahead."""
+        if self._narrowing is None:
+            return True
+        known = self._rows.get(path)
+        if known is not None:
+            return self._vocabulary.allows(known, token)
+        return self._narrowing.may_follow(self._text(path), token)
 
     def _looked_at(self, path: tuple[int, ...]) -> NDArray[np.int32]:
         """The row of a node that a walk has come to, however many there are. Raises `ConstraintError` where the backend
@@ -267,8 +295,11 @@ class TreeConstraint:
         return row_W
 
     def _made(self, path: tuple[int, ...]) -> NDArray[np.int32]:
-        row_W = self._ask(path, self._fill)
+        row_W = self._grammar_rows.get(path)
+        if row_W is None:
+            row_W = self._grammar_rows[path] = self._ask(path, self._fill)
         if self._narrowing is not None:
+            row_W = row_W.copy()
             self._narrowing.narrow(row_W, self._text(path))
             self._look_ahead(path, row_W, self._narrowing)
         return row_W
