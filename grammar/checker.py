@@ -128,9 +128,9 @@ def _not(verdict: Verdict) -> Verdict:
 class Links:
     """What the rules at a container ask of one of its keys or items. Sets of rules are bits, by their places there.
 
-    `attached` are the rules of the child; `asked[place]` says which of them the rule at a place asks for, `contained`
-    and `unevaluated` which one it counts or asks of what nobody looks at. `seen_by` look at the child, and `unnamed`
-    are false because of the key itself.
+    `attached` are the rules of the child, and `firm` those that must hold; `asked[place]` says which of them the rule
+    at a place asks for, `contained` and `unevaluated` which one it counts or asks of what nobody looks at. `seen_by`
+    look at the child, and `unnamed` are false because of the key itself.
     """
 
     __slots__ = (
@@ -142,6 +142,7 @@ class Links:
         "asked",
         "attached",
         "contained",
+        "firm",
         "seen_by",
         "unevaluated",
         "unnamed",
@@ -149,6 +150,7 @@ class Links:
 
     def __init__(self) -> None:
         self.attached: tuple[Rule, ...] = ()
+        self.firm: frozenset[Rule] = frozenset()
         self.asked: dict[int, tuple[int, ...]] = {}
         self.contained: dict[int, int] = {}
         self.unevaluated: dict[int, int] = {}
@@ -200,7 +202,7 @@ class Links:
     def content(self) -> object:
         """What equals that of links which ask the same."""
         asked = (tuple(self.asked.items()), tuple(self.contained.items()), tuple(self.unevaluated.items()))
-        return self.attached, asked, self.seen_by, self.unnamed
+        return self.attached, self.firm, asked, self.seen_by, self.unnamed
 
     def attach(self, rule: Rule) -> int:
         """Where the rule stands among those attached."""
@@ -211,9 +213,10 @@ class Links:
 
 class Layout:
     """The rules that are judged at one container: `attached` ones at the places `own`, and all that these are made of,
-    inner ones first. Shared by all containers with the same rules."""
+    inner ones first. Of them the `firm` ones must hold. Shared by all containers with the same rules."""
 
     __slots__ = (
+        "_firm",
         "_item_links",
         "_key_links",
         "_rules_after",
@@ -226,12 +229,13 @@ class Layout:
         "never",
         "own",
         "place",
+        "possible",
         "rules",
         "tracks",
         "unique",
     )
 
-    def __init__(self, attached: tuple[Rule, ...], is_object: bool) -> None:
+    def __init__(self, attached: tuple[Rule, ...], is_object: bool, firm: frozenset[Rule]) -> None:
         self.is_object = is_object
         self.rules = _inner_first(attached)
         self.place = {rule: place for place, rule in enumerate(self.rules)}
@@ -250,6 +254,10 @@ class Layout:
         self._key_links: dict[str, Links] = {}
         self._same_links: dict[object, Links] = {}
         self.named = frozenset(name for rule in self.rules for name in rule.named())
+        self._firm = _with_parts(firm)
+        names = [rule.possible_names() for rule in firm] if is_object else []
+        closed = [some for some in names if some is not None]
+        self.possible = frozenset.intersection(*closed) if closed else None
         self.named_words = Words(name.encode(errors="surrogatepass") for name in self.named)
         self.is_plain = not any(r.patterns or r.additional or r.names for r in self.rules)
 
@@ -278,6 +286,8 @@ class Layout:
                 asked, seen = (rule.items, rule.sees_items) if index >= rule.items_from else (None, False)
             if asked is not None:
                 links.asked[place] = (links.attach(asked),)
+                if rule in self._firm:
+                    links.firm |= {asked}
             if seen and rule.looks:
                 links.seen_by |= 1 << place
             if rule.contained is not None:
@@ -296,6 +306,8 @@ class Layout:
             places = tuple(dict.fromkeys(links.attach(inner) for inner in asked if inner is not None))
             if places:
                 links.asked[place] = places
+                if rule in self._firm:
+                    links.firm |= {links.attached[child] for child in places}
             if rule.looks and (rule.sees_keys or matching or name in rule.properties):
                 links.seen_by |= 1 << place
             if rule.names is not None and not holds(rule.names, name):
@@ -319,6 +331,17 @@ def _inner_first(attached: tuple[Rule, ...]) -> tuple[Rule, ...]:
     return tuple(found)
 
 
+def _with_parts(firm: frozenset[Rule]) -> frozenset[Rule]:
+    """Rules that must hold, and those that must then hold too."""
+    found, pending = set[Rule](), list(firm)
+    while pending:
+        rule = pending.pop()
+        if rule not in found:
+            found.add(rule)
+            pending.extend(rule.all_of)
+    return frozenset(found)
+
+
 class Judge:
     """The layouts of all containers under one root rule."""
 
@@ -328,15 +351,16 @@ class Judge:
         self.root = Links()
         if rule is not None:
             self.root.attach(rule)
-        self._layouts: dict[tuple[tuple[Rule, ...], bool], Layout] = {}
+            self.root.firm = frozenset({rule})
+        self._layouts: dict[tuple[tuple[Rule, ...], bool, frozenset[Rule]], Layout] = {}
 
-    def layout(self, attached: tuple[Rule, ...], is_object: bool) -> Layout:
-        """The layout of a container with these rules."""
-        key = (attached, is_object)
+    def layout(self, attached: tuple[Rule, ...], is_object: bool, firm: frozenset[Rule] = frozenset()) -> Layout:
+        """The layout of a container with these rules, of which the `firm` ones must hold."""
+        key = (attached, is_object, firm)
         if key not in self._layouts:
             if len(self._layouts) >= MAX_REMEMBERED:
                 self._layouts.clear()
-            self._layouts[key] = Layout(attached, is_object)
+            self._layouts[key] = Layout(attached, is_object, firm)
         return self._layouts[key]
 
     def start(self) -> Checker:
@@ -364,6 +388,7 @@ class Checker:
     __slots__ = (
         "_alike",
         "_judge",
+        "_left",
         "_verdicts",
         "answers",
         "bad",
@@ -409,6 +434,7 @@ class Checker:
         self._alike: dict[object, Checker | None] = {}
         self.answers: dict[tuple[bytes, bool], bool] = {}
         self.leading_on: set[int] = set()
+        self._left: Words | None = None
         self.rows: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None
         self._verdicts: dict[tuple[tuple[Verdict, ...] | None, bool], tuple[Verdict, ...]] = {}
 
@@ -418,7 +444,7 @@ class Checker:
         """See `Watcher.begins`."""
         links = self._links()
         if kind is Kind.OBJECT or kind is Kind.ARRAY:
-            layout = self._judge.layout(links.attached, kind is Kind.OBJECT)
+            layout = self._judge.layout(links.attached, kind is Kind.OBJECT, links.firm)
             child = Checker(self._judge, self, layout)
             return child if child._may_be(None) else None
         return self if self._may_be(links.of_kind(kind)) else None
@@ -505,12 +531,23 @@ class Checker:
 
     def continues(self) -> Checker | None:
         """See `Watcher.continues`."""
+        if self.layout.possible is not None and self.layout.possible <= self.keys:
+            return None
         after = self._copy()
         after.more = True
         if not self.layout.rules:
             return after
         item = None if self.layout.is_object else after._links().unknown
         return after if after._may_be(item) else None
+
+    def has_key_left(self, beginning: bytes) -> bool:
+        """Whether a key that begins so may still come, as far as it is known which keys there may be at all."""
+        if self.layout.possible is None:
+            return True
+        if self._left is None:
+            names = self.layout.possible - self.keys
+            self._left = Words(name.encode(errors="surrogatepass") for name in names)
+        return self._left.any_begins(beginning)
 
     @property
     def is_idle(self) -> bool:
@@ -548,6 +585,7 @@ class Checker:
         copy._alike = {}
         copy.answers = {}
         copy.leading_on = set()
+        copy._left = None
         copy.rows = None
         return copy
 

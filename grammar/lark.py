@@ -93,11 +93,13 @@ def structure(whitespace: str | None) -> str:
 @dataclass(frozen=True, slots=True)
 class Freedom:
     """What texts choose that a grammar does not name: keys that may repeat where there are `open_keys`. Objects may run
-    out of them where there are `tight_keys`, and arrays of items that are new where there are `tight_items`."""
+    out of them where there are `tight_keys`, and arrays of items that are new where there are `tight_items`. Keys that
+    are named come in `any_order`, or in one."""
 
     open_keys: bool = False
     tight_keys: bool = False
     tight_items: bool = False
+    any_order: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +328,7 @@ class _Writer:
             lines += [f"any: SCALAR | {array} | {object_}"]
             lines += ["pair: STRING COLON any"]
         text = "\n".join(lines) + "\n"
-        freedom = Freedom(self._has_open_keys, self._has_tight_keys, self._has_tight_items)
+        freedom = Freedom(self._has_open_keys, self._has_tight_keys, self._has_tight_items, self._any_order)
         return Written(text, frozenset(self._refusals), freedom)
 
     def _symbol(self, child: Child) -> str:

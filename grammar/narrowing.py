@@ -93,6 +93,8 @@ class Narrowing:
     def _is_tight(self, text: JsonText) -> bool:
         """Whether there may be few keys or items that are new, where the text is."""
         layout = _checker(text).layout
+        if layout.possible is not None:
+            return False  # the keys that are left are known
         return self._freedom.tight_keys if layout.is_object else layout.unique and self._freedom.tight_items
 
     def suspects(self, words_W: NDArray[np.int32], text: JsonText) -> list[int]:
@@ -152,6 +154,8 @@ class Narrowing:
         end_words_W = self._table.end_words_W
         if text.place is Place.NUMBER and not text.open and (words_W & end_words_W).any() and text.ended() is None:
             words_W &= ~end_words_W
+        if text.place is Place.KEY or text.place is Place.BETWEEN:
+            self._narrow_keys(words_W, text)
         candidates_W = self._candidates(words_W, text)
         in_string = text.place is Place.KEY or text.place is Place.STRING
         alike = self._if_it_ends(text) if in_string and not text.escaped else None
@@ -163,6 +167,29 @@ class Narrowing:
             refused_N = self._refused(text, tokens_N)
             if len(refused_N):
                 without(words_W, refused_N)
+
+    def _narrow_keys(self, words_W: NDArray[np.int32], text: JsonText) -> None:
+        """Clear the bits of tokens that begin a key, or go on with one, where none is left that begins so."""
+        outlines = self._outlines
+        if text.place is Place.KEY:
+            if _checker(text).layout.possible is None:
+                return
+            tokens = tokens_of(words_W & ~self._table.with_quotes_NW[0]).tolist()
+        elif self._freedom.any_order:
+            tokens = [
+                token
+                for token in among(outlines.quoted_N, words_W).tolist()
+                if outlines.opens_T[outlines.between_V[token]]
+            ]
+        else:
+            return
+        refused = []
+        for token in tokens if len(tokens) <= MANY else ():
+            after = text.after(self._table.spelled[token])
+            if after is not None and after.place is Place.KEY and not _checker(after).has_key_left(_beginning(after)):
+                refused.append(token)
+        if refused:
+            without(words_W, np.array(refused))
 
     def _narrow_endings(
         self, words_W: NDArray[np.int32], candidates_W: NDArray[np.int32], text: JsonText, alike: Checker
@@ -265,6 +292,8 @@ class Narrowing:
         if not self._table.spelled[token]:
             return text.place is not Place.NUMBER or bool(text.open) or text.ended() is not None
         after = self.after(text, token)
+        if after is not None and after.place is Place.KEY:
+            return _checker(after).has_key_left(_beginning(after))
         if after is None or after.place is not Place.NUMBER:
             return after is not None
         known = len(text.raw) if text.place is Place.NUMBER else 0

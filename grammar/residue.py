@@ -139,7 +139,7 @@ class _Builder:
         found = self._documents.schema(place)[keyword]
         if keyword == "const" or keyword == "enum":
             return _holds_objects(found)
-        return True
+        return keyword != "additionalProperties" or found is False
 
     def _inside(self, schema: Is) -> Iterator[_Part]:
         """The schemas that the keywords of a schema lead to."""
@@ -313,6 +313,8 @@ def _properties(site: _Site) -> None:
                 tuple(site.schema.get("patternProperties", ())),
             )
             rule.additional = site.inner.get("")
+            if site.value is False and not patterns:
+                rule.closed = names
             rule.is_additional = lambda name: name not in names and not any(found_in(p, name) for p in patterns)
             rule.sees_keys = True
         case "unevaluatedProperties":
@@ -364,7 +366,7 @@ def _combined(site: _Site) -> None:
 RELATING_KEYS = frozenset(
     [
         *("required", "minProperties", "maxProperties", "dependentRequired", "dependentSchemas", "dependencies"),
-        *("not", "oneOf", "if", "then", "else", "contains", "const", "enum"),
+        *("not", "oneOf", "if", "then", "else", "contains", "const", "enum", "additionalProperties"),
     ]
 )
 _KEYWORDS: dict[str, Callable[[_Site], None]] = {

@@ -19,8 +19,9 @@ class Rule:
 
     `kinds` are the names of types, None for all, and `listed` the scalars of an enum. `prefix` and `items` (from index
     `items_from` on) hold a rule an item, None where nothing is asked; `properties` and `patterns` a rule a key, and
-    `additional` is for the keys that pass `is_additional`. Of each list in `any_of` one must hold. Where it
-    `looks` at items and keys, those that it asks for and those of `sees_...` are evaluated for the rules around it.
+    `additional` is for the keys that pass `is_additional`, and `closed` names the others where it allows none. Of each
+    list in `any_of` one must hold. Where it `looks` at items and keys, those that it asks for and those of `sees_...`
+    are evaluated for the rules around it.
     """
 
     __slots__ = (
@@ -28,6 +29,7 @@ class Rule:
         "additional",
         "all_of",
         "any_of",
+        "closed",
         "condition",
         "contained",
         "dependent",
@@ -90,6 +92,7 @@ class Rule:
         self.additional: Rule | None = None
         self.is_additional: Callable[[str], bool] = lambda name: True
         self.names: Rule | None = None
+        self.closed: frozenset[str] | None = None
         self.required: tuple[str, ...] = ()
         self.least_keys = 0
         self.most_keys: int | None = None
@@ -120,6 +123,15 @@ class Rule:
         if self.number_tests or (self.kinds is not None and self.kinds.isdisjoint(("number", "integer"))):
             return True
         return self.tests_all_numbers or any(rule._waits_for_the_end() for rule in self.all_of)
+
+    def possible_names(self) -> frozenset[str] | None:
+        """The only keys that an object may have by this rule and those that it is made of; None where others may be."""
+        found = [self.closed, *(rule.possible_names() for rule in self.all_of)]
+        for options in (*self.any_of, *([self.one_of] if self.one_of else [])):
+            names = [option.possible_names() for option in options]
+            found.append(None if None in names else frozenset[str]().union(*(some for some in names if some)))
+        listed = [names for names in found if names is not None]
+        return frozenset.intersection(*listed) if listed else None
 
     def named(self) -> Iterator[str]:
         """The keys whose presence this rule asks for, forbids or makes depend on something."""

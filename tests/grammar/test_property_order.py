@@ -15,6 +15,7 @@ from specdec.evals.structured import Times
 from specdec.grammar.schema import check_schema
 from specdec.grammar.spec import JsonSchema
 from specdec.grammar.validated import problem
+from specdec.grammar.walk import has
 from tests.grammar.schema_law import BYTES
 from tests.grammar.schema_texts import accepts, compact
 from tests.grammar.small_tokenizer import compiler
@@ -41,6 +42,13 @@ EITHER = {
     ],
 }
 
+IN_EITHER = {
+    "oneOf": [
+        {"properties": {"in": {"properties": dict.fromkeys(names, True), "additionalProperties": False}}}
+        for names in ("ab", "ac")
+    ]
+}
+IN_BOTH = {"allOf": IN_EITHER["oneOf"]}
 FEW = {"properties": {key: {"enum": ["a", "b", 1]} for key in ("a", "b", "kind", "of")}, "additionalProperties": False}
 
 
@@ -69,6 +77,8 @@ def shuffled(value: Any, rng: random.Random) -> Any:
         (EITHER, {"of": "1", "kind": "b"}),
         ({"properties": {"a": {}, "b": {}}, "dependentRequired": {"a": ["b"]}}, {"b": 1, "a": 2}),
         ({"properties": {"a": {}, "b": {}}, "minProperties": 2, "maxProperties": 3}, {"b": 1, "a": 2, "c": 3}),
+        *((IN_EITHER, {"in": inner}) for inner in ({"a": 1, "b": 2}, {"a": 1, "c": 2})),
+        (IN_BOTH, {"in": {"a": 1}}),
     ],
     ids=str,
 )
@@ -94,6 +104,9 @@ def test_every_order_of_a_valid_object_is_allowed(schema: Any, value: dict[str, 
         ({"properties": {"a": {}, "b": {}}, "dependentRequired": {"a": ["b"]}}, '{"c":1,"a":2}'),
         ({"properties": {"a": {}, "b": {}}, "maxProperties": 1}, '{"b":1,"a":2}'),
         ({"properties": {"a": {}}, "minProperties": 2}, '{"a":2}'),
+        (IN_EITHER, '{"in":{"a":1,"b":2,"c":3}}'),
+        (IN_EITHER, '{"in":{"a":1}}'),
+        (IN_BOTH, '{"in":{"a":1,"b":2}}'),
     ],
     ids=str,
 )
@@ -141,6 +154,28 @@ def test_random_texts_in_any_order_come_to_a_valid_end(schema: Any) -> None:
             orders.add(tuple(json.loads(text)))
     assert finished > 40
     assert len(orders) > 8
+
+
+def test_no_comma_and_no_key_is_begun_where_none_is_left() -> None:
+    """Blanks would lead on for long, so looking ahead would not see it."""
+    keys = {"aa": True, "ab": True, "b": True}
+    grammar = BYTES.compiler.compile(
+        JsonSchema({"type": "object", "properties": keys, "additionalProperties": False}, property_order="any")
+    )
+
+    def following(text: str) -> set[str]:
+        constraint = grammar.start()
+        constraint.advance(BYTES.vocabulary.encode(text))
+        row_W = constraint.row(())
+        assert row_W is not None
+        return {character for character in '",ab}' if has(row_W, BYTES.vocabulary.encode(character)[0])}
+
+    assert following('{"') == {"a", "b"}
+    assert following('{"a') == {"a", "b"}
+    assert following('{"aa":1,"a') == {"b"}
+    assert following('{"ab":1,"aa":1,"') == {"b"}
+    assert following('{"ab":null,"aa":true') == {",", "}"}
+    assert following('{"ab":null,"aa":true,"b":"b"') == {"}"}
 
 
 def test_what_relates_the_keys_is_reported_as_checked() -> None:
