@@ -4,7 +4,7 @@ It forbids what makes the whole value false, and every key that an object has al
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -21,6 +21,7 @@ from specdec.grammar.words import Words
 Verdict = bool | None
 
 MAX_REMEMBERED = 4_096  # layouts, and names of keys for each
+MAX_TRIED = 64  # keys of one object, to see which alternatives leave
 _KINDS = ("null", "boolean", "number", "string", "array", "object")
 _KIND_NAMES = {Kind.OBJECT: "object", Kind.ARRAY: "array", Kind.STRING: "string", Kind.NUMBER: "number"}
 
@@ -128,9 +129,9 @@ def _not(verdict: Verdict) -> Verdict:
 class Links:
     """What the rules at a container ask of one of its keys or items. Sets of rules are bits, by their places there.
 
-    `attached` are the rules of the child, and `firm` those that must hold; `asked[place]` says which of them the rule
-    at a place asks for, `contained` and `unevaluated` which one it counts or asks of what nobody looks at. `seen_by`
-    look at the child, and `unnamed` are false because of the key itself.
+    `attached` are the rules of the child; `asked[place]` says which of them the rule at a place asks for, `contained`
+    and `unevaluated` which one it counts or asks of what nobody looks at. `seen_by` look at the child, and `unnamed`
+    are false because of the key itself.
     """
 
     __slots__ = (
@@ -142,7 +143,6 @@ class Links:
         "asked",
         "attached",
         "contained",
-        "firm",
         "seen_by",
         "unevaluated",
         "unnamed",
@@ -150,7 +150,6 @@ class Links:
 
     def __init__(self) -> None:
         self.attached: tuple[Rule, ...] = ()
-        self.firm: frozenset[Rule] = frozenset()
         self.asked: dict[int, tuple[int, ...]] = {}
         self.contained: dict[int, int] = {}
         self.unevaluated: dict[int, int] = {}
@@ -202,7 +201,7 @@ class Links:
     def content(self) -> object:
         """What equals that of links which ask the same."""
         asked = (tuple(self.asked.items()), tuple(self.contained.items()), tuple(self.unevaluated.items()))
-        return self.attached, self.firm, asked, self.seen_by, self.unnamed
+        return self.attached, asked, self.seen_by, self.unnamed
 
     def attach(self, rule: Rule) -> int:
         """Where the rule stands among those attached."""
@@ -216,7 +215,6 @@ class Layout:
     inner ones first. Of them the `firm` ones must hold. Shared by all containers with the same rules."""
 
     __slots__ = (
-        "_firm",
         "_item_links",
         "_key_links",
         "_rules_after",
@@ -254,7 +252,6 @@ class Layout:
         self._key_links: dict[str, Links] = {}
         self._same_links: dict[object, Links] = {}
         self.named = frozenset(name for rule in self.rules for name in rule.named())
-        self._firm = _with_parts(firm)
         names = [rule.possible_names() for rule in firm] if is_object else []
         closed = [some for some in names if some is not None]
         self.possible = frozenset.intersection(*closed) if closed else None
@@ -286,8 +283,6 @@ class Layout:
                 asked, seen = (rule.items, rule.sees_items) if index >= rule.items_from else (None, False)
             if asked is not None:
                 links.asked[place] = (links.attach(asked),)
-                if rule in self._firm:
-                    links.firm |= {asked}
             if seen and rule.looks:
                 links.seen_by |= 1 << place
             if rule.contained is not None:
@@ -306,8 +301,6 @@ class Layout:
             places = tuple(dict.fromkeys(links.attach(inner) for inner in asked if inner is not None))
             if places:
                 links.asked[place] = places
-                if rule in self._firm:
-                    links.firm |= {links.attached[child] for child in places}
             if rule.looks and (rule.sees_keys or matching or name in rule.properties):
                 links.seen_by |= 1 << place
             if rule.names is not None and not holds(rule.names, name):
@@ -331,17 +324,6 @@ def _inner_first(attached: tuple[Rule, ...]) -> tuple[Rule, ...]:
     return tuple(found)
 
 
-def _with_parts(firm: frozenset[Rule]) -> frozenset[Rule]:
-    """Rules that must hold, and those that must then hold too."""
-    found, pending = set[Rule](), list(firm)
-    while pending:
-        rule = pending.pop()
-        if rule not in found:
-            found.add(rule)
-            pending.extend(rule.all_of)
-    return frozenset(found)
-
-
 class Judge:
     """The layouts of all containers under one root rule."""
 
@@ -351,7 +333,6 @@ class Judge:
         self.root = Links()
         if rule is not None:
             self.root.attach(rule)
-            self.root.firm = frozenset({rule})
         self._layouts: dict[tuple[tuple[Rule, ...], bool, frozenset[Rule]], Layout] = {}
 
     def layout(self, attached: tuple[Rule, ...], is_object: bool, firm: frozenset[Rule] = frozenset()) -> Layout:
@@ -444,10 +425,19 @@ class Checker:
         """See `Watcher.begins`."""
         links = self._links()
         if kind is Kind.OBJECT or kind is Kind.ARRAY:
-            layout = self._judge.layout(links.attached, kind is Kind.OBJECT, links.firm)
+            firm = frozenset(self._firm(links)) if kind is Kind.OBJECT else frozenset()
+            layout = self._judge.layout(links.attached, kind is Kind.OBJECT, firm)
             child = Checker(self._judge, self, layout)
             return child if child._may_be(None) else None
         return self if self._may_be(links.of_kind(kind)) else None
+
+    def _firm(self, links: Links) -> Iterator[Rule]:
+        """The rules of an object that begins which must hold, of those that say which keys there may be at all."""
+        for index, rule in enumerate(links.attached):
+            if rule.possible_names() is not None:
+                broken = (*links.unknown[:index], False, *links.unknown[index + 1 :])
+                if not self._may_be(broken):
+                    yield rule
 
     def key(self, name: str) -> Checker | None:
         """See `Watcher.key`."""
@@ -531,12 +521,12 @@ class Checker:
 
     def continues(self) -> Checker | None:
         """See `Watcher.continues`."""
-        if self.layout.possible is not None and self.layout.possible <= self.keys:
-            return None
         after = self._copy()
         after.more = True
         if not self.layout.rules:
             return after
+        if self.layout.is_object and not after.has_key_left(b""):
+            return None
         item = None if self.layout.is_object else after._links().unknown
         return after if after._may_be(item) else None
 
@@ -546,6 +536,8 @@ class Checker:
             return True
         if self._left is None:
             names = self.layout.possible - self.keys
+            if len(self.layout.rules) > 1 and len(names) <= MAX_TRIED:
+                names = frozenset(name for name in names if self.key(name) is not None)
             self._left = Words(name.encode(errors="surrogatepass") for name in names)
         return self._left.any_begins(beginning)
 

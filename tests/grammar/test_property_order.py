@@ -178,6 +178,17 @@ def test_no_comma_and_no_key_is_begun_where_none_is_left() -> None:
     assert following('{"ab":null,"aa":true,"b":"b"') == {"}"}
 
 
+def test_a_key_of_an_alternative_that_is_ruled_out_is_not_begun() -> None:
+    options = [
+        {"type": "object", "properties": {n: True}, "required": [n], "additionalProperties": False} for n in "ab"
+    ]
+    grammar = BYTES.compiler.compile(any_order({"anyOf": options}))
+    for seed in range(20):
+        _, outcome, why = BYTES.walker.walk(grammar, random.Random(seed), 60, Times())
+        assert outcome != "dead_end", (seed, why)
+    assert not accepts(compiler().compile(any_order({"anyOf": options})), '{"a":1,"b":2}')
+
+
 def test_what_relates_the_keys_is_reported_as_checked() -> None:
     report = check_schema(json.dumps(CLOSED), property_order="any")
     assert {k.pointer: k.verdict for k in report.keywords}["/required"] == "checked"
