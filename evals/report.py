@@ -86,6 +86,27 @@ def bench_tables(report: Report) -> list[Table]:
     return tables
 
 
+def grammar_tables(report: Report) -> list[Table]:
+    """Of a bench of grammars: microseconds of rows and trees."""
+    columns = ("row_us", "tree_us", "walk_us")
+    table = _table("CPU us, p50 / p99 / max", "schemas", "rows", "a row", "all rows of a tree", "those of a walk")
+    for kind in ("plain", "checked"):
+        found = report[kind]
+        spreads = (" / ".join(number(found[name][key], 0) for key in ("p50", "p99", "max")) for name in columns)
+        table.add_row(kind, str(found["schemas"]), str(found["rows"]), *spreads)
+    return [table]
+
+
+def constrained_tables(report: Report) -> list[Table]:
+    """Of a bench of constrained text: milliseconds a token."""
+    table = _table("ms a token, medians", "free", "constrained", "ratio", "of CPU time")
+    for name, found in report["schemas"].items():
+        ratios = (number(found[key], 3) for key in ("ratio", "cpu_ratio"))
+        table.add_row(name, number(found["free_ms"]), number(found["constrained_ms"]), *ratios)
+    table.add_row("median", "", "", number(report["ratio"], 3), number(report["cpu_ratio"], 3))
+    return [table]
+
+
 def structured_tables(report: Report) -> list[Table]:
     """Of an evaluation of grammars: instances, random texts and times, each with what goes wrong most."""
     tests = _table("instances", "right", "accepted invalid", "rejected valid", "refused", "schemas", "compiled")

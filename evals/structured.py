@@ -23,7 +23,7 @@ from specdec.evals.cases import SUITE_URL, Case, Instance, parse, write
 from specdec.evals.orders import Orders, ranks
 from specdec.evals.second_opinion import SecondOpinion
 from specdec.evals.vocabulary import EvalVocabulary
-from specdec.grammar.spec import Formats, JsonSchema, Whitespace
+from specdec.grammar.spec import Formats, JsonSchema, PropertyOrder, Whitespace
 from specdec.grammar.validated import problem
 from specdec.grammar.walk import has
 from specdec.mask import TokenMask, bits
@@ -38,14 +38,15 @@ TREES_A_SCHEMA, DRAFTS, DRAFT_DEPTH = 2, 16, 8  # a tree is made of 16 texts of 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to evaluate. `walks` random texts a schema; `any_order` tries other orders of an instance's keys before it
-    counts as rejected, and before an invalid one counts as refused."""
+    """How to evaluate. `walks` random texts a schema; `property_order` is what the grammar allows, `any_order` tries
+    other orders of an instance's keys before it counts as rejected, and before an invalid one counts as refused."""
 
     formats: Formats = "assert"
     whitespace: Whitespace = "flexible"
     any_order: bool = False
     walks: int = 20
     seed: int = 0
+    property_order: PropertyOrder = "schema"
 
 
 @dataclass(slots=True)
@@ -418,7 +419,9 @@ def row_of(constraint: Constraint, vocab_size: int, times: list[float]) -> NDArr
 def schema_compiler(vocabulary: EvalVocabulary, settings: Settings, remotes: Mapping[str, Any]) -> Compile:
     """What a server does with a schema, for `measure`."""
     compiler = vocabulary.compiler(remotes)
-    return lambda schema: compiler.compile(JsonSchema(schema, settings.whitespace, settings.formats))
+    return lambda schema: compiler.compile(
+        JsonSchema(schema, settings.whitespace, settings.formats, settings.property_order)
+    )
 
 
 def validator(schema: str, remotes: Mapping[str, Any], formats: Formats) -> jsonschema_rs.Validator:

@@ -4,7 +4,7 @@ It forbids what makes the whole value false, and every key that an object has al
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -12,14 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec.grammar.json_text import Kind, Scalar
-from specdec.grammar.numbers import may_become_multiple
+from specdec.grammar.numbers import Beginning, Divisor, spelling, sure_length
 from specdec.grammar.rules import Canonical, Rule, canonical
 from specdec.grammar.shapes import found_in
+from specdec.grammar.words import Words
 
 # What is known of a value that is not complete: None while what follows decides.
 Verdict = bool | None
 
 MAX_REMEMBERED = 4_096  # layouts, and names of keys for each
+MAX_TRIED = 64  # keys of one object, to see which alternatives leave
 _KINDS = ("null", "boolean", "number", "string", "array", "object")
 _KIND_NAMES = {Kind.OBJECT: "object", Kind.ARRAY: "array", Kind.STRING: "string", Kind.NUMBER: "number"}
 
@@ -40,8 +42,10 @@ def holds(rule: Rule, value: Scalar) -> bool:
     return _combined(rule, lambda inner: holds(inner, value)) is True
 
 
-def _begun(rule: Rule, kind: str, beginning: str = "") -> Verdict:
+def _begun(rule: Rule, kind: str, beginning: Beginning | None = None) -> Verdict:
     """What a rule says of a value of which no more than its kind is known, and how it begins if it is a number."""
+    if beginning is not None and not all(map(beginning.may_become_multiple, rule.multiples)):
+        return False
     verdict: Verdict = None if kind in ("object", "array") else True
     if rule.kinds is not None and kind not in rule.kinds:
         if not (kind == "number" and "integer" in rule.kinds):
@@ -53,9 +57,7 @@ def _begun(rule: Rule, kind: str, beginning: str = "") -> Verdict:
         verdict = None
     if (rule.number_tests and kind == "number") or (rule.string_tests and kind == "string"):
         verdict = None
-    if kind == "number" and not all(may_become_multiple(beginning, divisor) for divisor in rule.multiples):
-        return False
-    return _and(verdict, _combined(rule, lambda inner: _begun(inner, kind, beginning)))
+    return _and(verdict, _combined(rule, lambda inner: _begun(inner, kind, beginning), kind == "number"))
 
 
 def _unknown(rule: Rule) -> Verdict:
@@ -73,9 +75,11 @@ def _kind_of(value: Scalar | Canonical) -> str:
     return "string" if isinstance(value, str) else "number"
 
 
-def _combined(rule: Rule, of: Callable[[Rule], Verdict]) -> Verdict:
+def _combined(rule: Rule, of: Callable[[Rule], Verdict], is_unfinished_number: bool = False) -> Verdict:
     """What a rule says by the rules for the same value that it is made of; `of` gives the verdict of each."""
     verdict: Verdict = True
+    # Of alternatives that all wait for the last digit, one that is open is as good as many.
+    one_will_do = is_unfinished_number and rule.tests_all_numbers
     for inner in rule.all_of:
         verdict = _and(verdict, of(inner))
         if verdict is False:
@@ -84,9 +88,15 @@ def _combined(rule: Rule, of: Callable[[Rule], Verdict]) -> Verdict:
         found: Verdict = False
         for inner in options:
             found = _or(found, of(inner))
+            if found or (found is None and one_will_do):
+                break
         verdict = _and(verdict, found)
     if rule.one_of is not None:
-        verdicts = [of(inner) for inner in rule.one_of]
+        verdicts: list[Verdict] = []
+        for inner in rule.one_of:
+            verdicts.append(of(inner))
+            if verdicts[-1] is None and one_will_do:
+                break
         found = verdicts.count(True) == 1 if None not in verdicts else None
         verdict = _and(verdict, False if verdicts.count(True) > 1 else found)
     if rule.negated is not None:
@@ -126,7 +136,9 @@ class Links:
 
     __slots__ = (
         "_begun",
-        "_has_multiples",
+        "_begun_numbers",
+        "_divisors",
+        "_sure_length",
         "_unknown",
         "asked",
         "attached",
@@ -144,8 +156,10 @@ class Links:
         self.seen_by = 0
         self.unnamed = 0
         self._begun: dict[Kind, tuple[Verdict, ...]] = {}
+        self._begun_numbers: dict[str, tuple[tuple[Verdict, ...], Beginning]] = {}
+        self._divisors: frozenset[Divisor] | None = None
+        self._sure_length = 0
         self._unknown: tuple[Verdict, ...] | None = None
-        self._has_multiples: bool | None = None
 
     @property
     def unknown(self) -> tuple[Verdict, ...]:
@@ -155,17 +169,33 @@ class Links:
         return self._unknown
 
     @property
-    def has_multiples(self) -> bool:
-        """Whether an attached rule, or one that it is made of, asks for multiples."""
-        if self._has_multiples is None:
-            self._has_multiples = any(rule.multiples for rule in _inner_first(self.attached))
-        return self._has_multiples
+    def divisors(self) -> frozenset[Divisor]:
+        """What the attached rules, and those that they are made of, ask for multiples of."""
+        if self._divisors is None:
+            rules = _inner_first(self.attached)
+            self._divisors = frozenset(divisor for rule in rules for divisor in rule.multiples)
+            self._sure_length = sure_length(self._divisors)
+        return self._divisors
 
     def of_kind(self, kind: Kind) -> tuple[Verdict, ...]:
         """What the attached rules say of a child of which only the kind is known."""
         if kind not in self._begun:
             self._begun[kind] = tuple(_begun(rule, _KIND_NAMES[kind]) for rule in self.attached)
         return self._begun[kind]
+
+    def of_number(self, text: str) -> tuple[Verdict, ...]:
+        """What the attached rules say of a child that is a number and begins so."""
+        digits = text.lstrip("-")
+        if self.divisors and len(digits) <= self._sure_length and digits.isdigit() and not digits.startswith("0"):
+            text = ""  # whatever its digits, it may become a multiple of each
+        if text not in self._begun_numbers:
+            if len(self._begun_numbers) >= MAX_REMEMBERED:
+                self._begun_numbers.clear()
+            _, shorter = self._begun_numbers.get(text[:-1], (None, None))
+            beginning = Beginning(text, shorter)
+            verdicts = tuple(_begun(rule, "number", beginning) for rule in self.attached)
+            self._begun_numbers[text] = verdicts, beginning
+        return self._begun_numbers[text][0]
 
     @property
     def content(self) -> object:
@@ -182,7 +212,7 @@ class Links:
 
 class Layout:
     """The rules that are judged at one container: `attached` ones at the places `own`, and all that these are made of,
-    inner ones first. Shared by all containers with the same rules."""
+    inner ones first. Of them the `firm` ones must hold. Shared by all containers with the same rules."""
 
     __slots__ = (
         "_item_links",
@@ -193,15 +223,17 @@ class Layout:
         "is_object",
         "is_plain",
         "named",
+        "named_words",
         "never",
         "own",
         "place",
+        "possible",
         "rules",
         "tracks",
         "unique",
     )
 
-    def __init__(self, attached: tuple[Rule, ...], is_object: bool) -> None:
+    def __init__(self, attached: tuple[Rule, ...], is_object: bool, firm: frozenset[Rule]) -> None:
         self.is_object = is_object
         self.rules = _inner_first(attached)
         self.place = {rule: place for place, rule in enumerate(self.rules)}
@@ -220,6 +252,10 @@ class Layout:
         self._key_links: dict[str, Links] = {}
         self._same_links: dict[object, Links] = {}
         self.named = frozenset(name for rule in self.rules for name in rule.named())
+        names = [rule.possible_names() for rule in firm] if is_object else []
+        closed = [some for some in names if some is not None]
+        self.possible = frozenset.intersection(*closed) if closed else None
+        self.named_words = Words(name.encode(errors="surrogatepass") for name in self.named)
         self.is_plain = not any(r.patterns or r.additional or r.names for r in self.rules)
 
     def item(self, index: int) -> Links:
@@ -297,15 +333,15 @@ class Judge:
         self.root = Links()
         if rule is not None:
             self.root.attach(rule)
-        self._layouts: dict[tuple[tuple[Rule, ...], bool], Layout] = {}
+        self._layouts: dict[tuple[tuple[Rule, ...], bool, frozenset[Rule]], Layout] = {}
 
-    def layout(self, attached: tuple[Rule, ...], is_object: bool) -> Layout:
-        """The layout of a container with these rules."""
-        key = (attached, is_object)
+    def layout(self, attached: tuple[Rule, ...], is_object: bool, firm: frozenset[Rule] = frozenset()) -> Layout:
+        """The layout of a container with these rules, of which the `firm` ones must hold."""
+        key = (attached, is_object, firm)
         if key not in self._layouts:
             if len(self._layouts) >= MAX_REMEMBERED:
                 self._layouts.clear()
-            self._layouts[key] = Layout(attached, is_object)
+            self._layouts[key] = Layout(attached, is_object, firm)
         return self._layouts[key]
 
     def start(self) -> Checker:
@@ -316,6 +352,7 @@ class Judge:
 _ANY_KEY = "\0"
 _NO_KEYS: frozenset[str] = frozenset()
 _NO_VALUES: frozenset[Canonical] = frozenset()
+_NO_WORDS = Words()
 
 
 class Checker:
@@ -324,30 +361,36 @@ class Checker:
     `count` items, or keys; the `name` of the last key and, until its value is complete, its `links`; `more`: a comma
     asks for another. `bad` rules, as bits, are those that a child has made false; `hits` the items that count, for each
     counting rule; `loose`, for children that somebody must look at, who has and whom it makes false otherwise; `seen`
-    the items, and whether one was `repeated`. Where it `records`, `parts` are the values so far, the last one first.
-    `answers` and `rows` are for whoever asks it what may follow.
+    the items, and whether one was `repeated`; `key_words`, `strings` and `numbers` those that must not come again, as
+    they are written. Where it `records`, `parts` are the values so far, the last one first.
+    `answers`, `leading_on` and `rows` are for whoever asks it what may follow.
     """
 
     __slots__ = (
         "_alike",
         "_judge",
+        "_left",
         "_verdicts",
         "answers",
         "bad",
         "count",
         "hits",
+        "key_words",
         "keys",
         "layout",
+        "leading_on",
         "links",
         "loose",
         "more",
         "name",
+        "numbers",
         "outer",
         "parts",
         "records",
         "repeated",
         "rows",
         "seen",
+        "strings",
     )
 
     def __init__(self, judge: Judge, outer: Checker | None, layout: Layout) -> None:
@@ -355,6 +398,7 @@ class Checker:
         self.outer = outer
         self.layout = layout
         self.keys = _NO_KEYS
+        self.key_words = _NO_WORDS
         self.count = 0
         self.name = ""
         self.links: Links | None = None
@@ -363,11 +407,15 @@ class Checker:
         self.hits: tuple[int, ...] = (0,) * len(layout.counting)
         self.loose: tuple[tuple[int, int], ...] = ()
         self.seen = _NO_VALUES
+        self.strings = _NO_WORDS
+        self.numbers = _NO_WORDS
         self.repeated = False
         self.records: bool = layout.unique or (outer is not None and outer.records)
         self.parts: Any = None
         self._alike: dict[object, Checker | None] = {}
         self.answers: dict[tuple[bytes, bool], bool] = {}
+        self.leading_on: set[int] = set()
+        self._left: Words | None = None
         self.rows: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None
         self._verdicts: dict[tuple[tuple[Verdict, ...] | None, bool], tuple[Verdict, ...]] = {}
 
@@ -377,10 +425,19 @@ class Checker:
         """See `Watcher.begins`."""
         links = self._links()
         if kind is Kind.OBJECT or kind is Kind.ARRAY:
-            layout = self._judge.layout(links.attached, kind is Kind.OBJECT)
+            firm = frozenset(self._firm(links)) if kind is Kind.OBJECT else frozenset()
+            layout = self._judge.layout(links.attached, kind is Kind.OBJECT, firm)
             child = Checker(self._judge, self, layout)
             return child if child._may_be(None) else None
         return self if self._may_be(links.of_kind(kind)) else None
+
+    def _firm(self, links: Links) -> Iterator[Rule]:
+        """The rules of an object that begins which must hold, of those that say which keys there may be at all."""
+        for index, rule in enumerate(links.attached):
+            if rule.possible_names() is not None:
+                broken = (*links.unknown[:index], False, *links.unknown[index + 1 :])
+                if not self._may_be(broken):
+                    yield rule
 
     def key(self, name: str) -> Checker | None:
         """See `Watcher.key`."""
@@ -388,6 +445,7 @@ class Checker:
             return None
         after = self._copy()
         after.keys = self.keys | {name}
+        after.key_words = self.key_words.with_word(name.encode(errors="surrogatepass"))
         after.count += 1
         after.more = False
         after.name = name
@@ -414,14 +472,15 @@ class Checker:
     @property
     def looks_at_multiples(self) -> bool:
         """Whether it matters how a number begins that comes next, in this container."""
-        return self._links().has_multiples
+        return bool(self._links().divisors)
 
-    def may_begin(self, number: str) -> bool:
-        """Whether a number that begins so may come next."""
+    def may_begin(self, number: str, known: int = 0) -> bool:
+        """Whether a number that begins so may come next, where that is `known` of so many characters of it."""
         links = self._links()
-        if not links.has_multiples:
+        if not links.divisors:
             return True
-        return self._may_be(tuple(_begun(rule, "number", number) for rule in links.attached))
+        # Many tokens that hold several digits fail with their first.
+        return all(self._may_be(links.of_number(number[:end])) for end in range(known + 1, len(number) + 1))
 
     def any_string(self) -> Checker | None:
         """What `scalar` gives for all strings that have not been there before, as far as nothing tells them apart; None
@@ -466,8 +525,21 @@ class Checker:
         after.more = True
         if not self.layout.rules:
             return after
+        if self.layout.is_object and not after.has_key_left(b""):
+            return None
         item = None if self.layout.is_object else after._links().unknown
         return after if after._may_be(item) else None
+
+    def has_key_left(self, beginning: bytes) -> bool:
+        """Whether a key that begins so may still come, as far as it is known which keys there may be at all."""
+        if self.layout.possible is None:
+            return True
+        if self._left is None:
+            names = self.layout.possible - self.keys
+            if len(self.layout.rules) > 1 and len(names) <= MAX_TRIED:
+                names = frozenset(name for name in names if self.key(name) is not None)
+            self._left = Words(name.encode(errors="surrogatepass") for name in names)
+        return self._left.any_begins(beginning)
 
     @property
     def is_idle(self) -> bool:
@@ -487,6 +559,7 @@ class Checker:
         copy.outer = self.outer
         copy.layout = self.layout
         copy.keys = self.keys
+        copy.key_words = self.key_words
         copy.count = self.count
         copy.name = self.name
         copy.links = self.links
@@ -495,12 +568,16 @@ class Checker:
         copy.hits = self.hits
         copy.loose = self.loose
         copy.seen = self.seen
+        copy.strings = self.strings
+        copy.numbers = self.numbers
         copy.repeated = self.repeated
         copy.records = self.records
         copy.parts = self.parts
         copy._verdicts = {}
         copy._alike = {}
         copy.answers = {}
+        copy.leading_on = set()
+        copy._left = None
         copy.rows = None
         return copy
 
@@ -538,11 +615,17 @@ class Checker:
                         seen_by |= 1 << place
             after.hits = tuple(hits)
         failing = sum(1 << place for place, child in links.unevaluated.items() if results[child] is False)
-        if failing:
+        if failing and (seen_by, failing) not in self.loose:
             after.loose = (*self.loose, (seen_by, failing))
         if self.layout.unique:
             after.repeated = self.repeated or value in self.seen
             after.seen = self.seen | {value}
+            if isinstance(value, str):
+                after.strings = self.strings.with_word(value.encode(errors="surrogatepass"))
+            elif isinstance(value, Decimal):
+                after.numbers = self.numbers.with_word(spelling(value).encode())
+                if not value:
+                    after.numbers = after.numbers.with_word(b"-0")
         return after
 
     def _recorded(self) -> Canonical:

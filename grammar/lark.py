@@ -93,11 +93,13 @@ def structure(whitespace: str | None) -> str:
 @dataclass(frozen=True, slots=True)
 class Freedom:
     """What texts choose that a grammar does not name: keys that may repeat where there are `open_keys`. Objects may run
-    out of them where there are `tight_keys`, and arrays of items that are new where there are `tight_items`."""
+    out of them where there are `tight_keys`, and arrays of items that are new where there are `tight_items`. Keys that
+    are named come in `any_order`, or in one."""
 
     open_keys: bool = False
     tight_keys: bool = False
     tight_items: bool = False
+    any_order: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,16 +112,18 @@ class Written:
     freedom: Freedom
 
 
-def write(lowering: Lowering, root: Child) -> Written:
-    """The grammar of what `root` allows. Raises `Refused`, `Unsatisfiable`, `TooLarge`."""
-    writer = _Writer(lowering)
+def write(lowering: Lowering, root: Child, *, any_order: bool = False) -> Written:
+    """The grammar of what `root` allows. With keys in any order, all of an object may come and may be missing, and come
+    again. Raises `Refused`, `Unsatisfiable`, `TooLarge`."""
+    writer = _Writer(lowering, any_order)
     writer.reach(root)
     return writer.written(root)
 
 
 class _Writer:
-    def __init__(self, lowering: Lowering) -> None:
+    def __init__(self, lowering: Lowering, any_order: bool) -> None:
         self._lowering = lowering
+        self._any_order = any_order
         self._spelling = lowering.spelling
         self._any_string = f"/\\x{{22}}({lowering.spelling.anything})\\x{{22}}/"
         self._unions: dict[Child, Union] = {}
@@ -324,7 +328,7 @@ class _Writer:
             lines += [f"any: SCALAR | {array} | {object_}"]
             lines += ["pair: STRING COLON any"]
         text = "\n".join(lines) + "\n"
-        freedom = Freedom(self._has_open_keys, self._has_tight_keys, self._has_tight_items)
+        freedom = Freedom(self._has_open_keys, self._has_tight_keys, self._has_tight_items, self._any_order)
         return Written(text, frozenset(self._refusals), freedom)
 
     def _symbol(self, child: Child) -> str:
@@ -696,6 +700,8 @@ class _Writer:
         named = [(name, child, name in shape.required) for name, child in keys.named if child in self._productive]
         cells = [(body, child) for body, child in keys.cells if child in self._productive]
         fewest = len(shape.required)
+        if self._any_order and named:
+            return self._unordered(named, cells, shape)
         least, most = self._key_bounds(shape)
         if shape.some or most is not None or least > 1 or (least and fewest):
             if self._num_key_states(shape) <= MAX_COUNTED:
@@ -709,6 +715,15 @@ class _Writer:
         if extra and not fewest:
             options.append(f"{extra} {more}")
         return self._enclosed("{", options, not fewest and not least)
+
+    def _unordered(self, named: list[tuple[str, Child, bool]], cells: list[tuple[str, Child]], shape: Object) -> str:
+        """All pairs that there may be, again and again: which there must be, and that each comes once, is checked."""
+        if shape.some:
+            self._refusals.update((*self._counts(shape), *(refusal for _, _, refusal in shape.some)))
+        self._has_open_keys = self._has_tight_keys = True
+        others = [f"{self._terminal(body)} COLON {self._symbol(child)}" for body, child in cells]
+        pair = self._rule(self._name("x"), [*(self._pair(name, child) for name, child, _ in named), *others])
+        return self._enclosed("{", [f"{pair} (COMMA {pair})*"], not shape.required and not shape.least)
 
     def _pair(self, name: str, child: Child) -> str:
         key = self._terminal(f"/\\x{{22}}{patterns.literal(self._spelling.escaped(name))}\\x{{22}}/")

@@ -5,7 +5,6 @@ looks at are tried, and what tokens have in common is tried once. W words of 32 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from decimal import Decimal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,14 +12,16 @@ from numpy.typing import NDArray
 from specdec.grammar.checker import Checker
 from specdec.grammar.json_text import JsonText, Place, decoded
 from specdec.grammar.lark import Freedom
-from specdec.grammar.numbers import spelling
 from specdec.grammar.token_table import NO_REST, SPECIAL_REST, TokenTable, among, row_of, tokens_of, without
+from specdec.grammar.words import Words
 
 MOST = Freedom(open_keys=True, tight_keys=True, tight_items=True)
 MANY = 256  # tokens of which hardly all lead to nothing
+FEW = 8  # tokens that are tried one by one before all are at once
 NUMBER_BYTES = b"-+.0123456789eE"
 LETTERS = b"abcdefghijklmnopqrstuvwxyz"
 BLANKS = b" \t\r\n"
+_NO_WORDS = Words()
 
 
 class Narrowing:
@@ -54,11 +55,52 @@ class Narrowing:
             count += 1
         return count
 
+    def goes_on(self, words_W: NDArray[np.int32], text: JsonText) -> bool:
+        """Whether one of the first tokens of a row, not narrowed yet, is allowed and no suspect: most often one is."""
+        ends: dict[bytes, Words | None] = {}
+        for token in tokens_of(words_W & ~self._table.end_words_W)[:FEW].tolist():
+            if self.may_follow(text, token) and not (self._is_tight(text) and self._is_suspect(text, token, ends)):
+                return True
+        return False
+
+    def is_known_to_lead_on(self, text: JsonText, token: int) -> bool:
+        """Whether one that ends this string as `token` does has been seen to lead on."""
+        return self._ending(text, token) in _checker(text).leading_on
+
+    def leads_on(self, text: JsonText, token: int) -> None:
+        """Keep that a suspect leads on. Where what a string holds decides what may follow, a like one may not: then a
+        text may run into a dead end."""
+        ending = self._ending(text, token)
+        if ending is not None:
+            _checker(text).leading_on.add(ending)
+
+    def _ending(self, text: JsonText, token: int) -> int | None:
+        """What is said behind a string that a token ends, where that is all that matters; None for other tokens."""
+        if text.place is not Place.STRING or text.escaped:
+            return None
+        place = self._outlines.rest_V.item(token)
+        return place if place >= 0 and not self._outlines.texts[place].endswith((b'"', b"0")) else None
+
+    def _is_suspect(self, text: JsonText, token: int, ends: dict[bytes, Words | None]) -> bool:
+        if text.place is Place.KEY or text.place is Place.STRING:
+            data = self._table.spelled[token]
+            if _used(text).any_begins(_beginning(text) + data):
+                return True
+            if text.place is Place.KEY or b'"' not in data:
+                return False
+        return self._leads_to_used(text, token, ends)
+
+    def _is_tight(self, text: JsonText) -> bool:
+        """Whether there may be few keys or items that are new, where the text is."""
+        layout = _checker(text).layout
+        if layout.possible is not None:
+            return False  # the keys that are left are known
+        return self._freedom.tight_keys if layout.is_object else layout.unique and self._freedom.tight_items
+
     def suspects(self, words_W: NDArray[np.int32], text: JsonText) -> list[int]:
         """Those of the tokens of a narrowed row that may lead to where nothing is allowed, on the way to a key or an
         item that is there already."""
-        layout = _checker(text).layout
-        if not (self._freedom.tight_keys if layout.is_object else layout.unique and self._freedom.tight_items):
+        if not self._is_tight(text):
             return []
         found: dict[int, None] = {}
         if text.place is Place.KEY or text.place is Place.STRING:
@@ -66,13 +108,13 @@ class Narrowing:
             words_W = words_W & self._table.with_quotes_NW[0]
         if text.place is not Place.KEY:
             tokens = tokens_of(words_W).tolist()
-            ends: dict[bytes, list[bytes] | None] = {}
+            ends: dict[bytes, Words | None] = {}
             for token in tokens if len(tokens) <= MANY else ():
                 if self._leads_to_used(text, token, ends):
                     found[token] = None
         return list(found)
 
-    def _leads_to_used(self, text: JsonText, token: int, ends: dict[bytes, list[bytes] | None]) -> bool:
+    def _leads_to_used(self, text: JsonText, token: int, ends: dict[bytes, Words | None]) -> bool:
         """Whether a token ends on the way to a key or item that is there already. `ends` are kept for the next token:
         the beginnings of tokens with the strings that they may lead to, None where they lead to none."""
         data = self._table.spelled[token]
@@ -91,26 +133,29 @@ class Narrowing:
             ends[short] = None
             if after is not None and after.open == text.open and _may_run_out(after):
                 is_string = after.place is Place.KEY or after.place is Place.STRING
-                ends[short] = [used.encode() for used in _used(after)] if is_string else []
+                ends[short] = _used(after) if is_string else _NO_WORDS
         used = ends[short]
-        return used is not None and (not inside or any(whole.startswith(inside) for whole in used))
+        return used is not None and (not inside or used.any_begins(inside))
 
     def _towards(self, words_W: NDArray[np.int32], text: JsonText) -> Iterator[int]:
         """The tokens of a row that go on with what the text is in as what is there already does."""
-        beginning = _beginning(text)
-        for used in _used(text):
-            if used.startswith(beginning):
-                rest = used[len(beginning) :].encode()
-                for size in range(1, min(len(rest), self._table.longest) + 1):
-                    for token in self._table.ids.get(rest[:size], ()):
-                        if words_W[token >> 5] >> (token & 31) & 1:
-                            yield token
+        beginning, used = _beginning(text), _used(text)
+        tokens = tokens_of(words_W)
+        if len(tokens) <= MANY:
+            yield from (token for token in tokens.tolist() if used.any_begins(beginning + self._table.spelled[token]))
+            return
+        for step in used.steps(beginning, self._table.longest):
+            for token in self._table.ids.get(step, ()):
+                if words_W[token >> 5] >> (token & 31) & 1:
+                    yield token
 
     def narrow(self, words_W: NDArray[np.int32], text: JsonText) -> None:
         """Clear the bits of `words_W`, a row of the grammar after `text`, that the checker forbids."""
         end_words_W = self._table.end_words_W
         if text.place is Place.NUMBER and not text.open and (words_W & end_words_W).any() and text.ended() is None:
             words_W &= ~end_words_W
+        if text.place is Place.KEY or text.place is Place.BETWEEN:
+            self._narrow_keys(words_W, text)
         candidates_W = self._candidates(words_W, text)
         in_string = text.place is Place.KEY or text.place is Place.STRING
         alike = self._if_it_ends(text) if in_string and not text.escaped else None
@@ -122,6 +167,29 @@ class Narrowing:
             refused_N = self._refused(text, tokens_N)
             if len(refused_N):
                 without(words_W, refused_N)
+
+    def _narrow_keys(self, words_W: NDArray[np.int32], text: JsonText) -> None:
+        """Clear the bits of tokens that begin a key, or go on with one, where none is left that begins so."""
+        outlines = self._outlines
+        if text.place is Place.KEY:
+            if _checker(text).layout.possible is None:
+                return
+            tokens = tokens_of(words_W & ~self._table.with_quotes_NW[0]).tolist()
+        elif self._freedom.any_order:
+            tokens = [
+                token
+                for token in among(outlines.quoted_N, words_W).tolist()
+                if outlines.opens_T[outlines.between_V[token]]
+            ]
+        else:
+            return
+        refused = []
+        for token in tokens if len(tokens) <= MANY else ():
+            after = text.after(self._table.spelled[token])
+            if after is not None and after.place is Place.KEY and not _checker(after).has_key_left(_beginning(after)):
+                refused.append(token)
+        if refused:
+            without(words_W, np.array(refused))
 
     def _narrow_endings(
         self, words_W: NDArray[np.int32], candidates_W: NDArray[np.int32], text: JsonText, alike: Checker
@@ -165,7 +233,8 @@ class Narrowing:
             refused_N = self._refused_by(outlines.between_V, checker, text, tokens_N)
             if not checker.looks_at_multiples:
                 return refused_N
-            rest = np.setdiff1d(tokens_N, refused_N).tolist()
+            numbers_N = tokens_N[outlines.number_T[outlines.between_V[tokens_N]]]
+            rest = np.setdiff1d(numbers_N, refused_N).tolist()
             return np.concatenate((refused_N, self._refused_one_by_one(text, rest)))
         if text.place is Place.NUMBER or text.place is Place.LITERAL:
             goes_on = NUMBER_BYTES if text.place is Place.NUMBER else LETTERS
@@ -216,13 +285,19 @@ class Narrowing:
         return tokens_N[np.isin(places_N, refused)] if refused else tokens_N[:0]
 
     def _refused_one_by_one(self, text: JsonText, tokens: Iterable[int]) -> NDArray[np.int64]:
-        return np.array([token for token in tokens if not self._may_follow(text, token)], np.int64)
+        return np.array([token for token in tokens if not self.may_follow(text, token)], np.int64)
 
-    def _may_follow(self, text: JsonText, token: int) -> bool:
+    def may_follow(self, text: JsonText, token: int) -> bool:
+        """Whether the checker allows a token that the grammar allows; the end of a text is one without bytes."""
+        if not self._table.spelled[token]:
+            return text.place is not Place.NUMBER or bool(text.open) or text.ended() is not None
         after = self.after(text, token)
+        if after is not None and after.place is Place.KEY:
+            return _checker(after).has_key_left(_beginning(after))
         if after is None or after.place is not Place.NUMBER:
             return after is not None
-        return _checker(after).may_begin(after.raw.decode())
+        known = len(text.raw) if text.place is Place.NUMBER else 0
+        return _checker(after).may_begin(after.raw.decode(), known)
 
     def _if_it_ends(self, text: JsonText) -> Checker | None:
         """The checker when the key or string that the text is in has ended, where it does not matter how."""
@@ -230,11 +305,10 @@ class Narrowing:
         if checker.outer is not None and checker.outer.records:  # a container that closes is compared as a whole
             return None
         if text.place is Place.STRING:
-            if checker.layout.unique and any(used.startswith(text.so_far()) for used in _used(text)):
+            if checker.layout.unique and _used(text).any_begins(_beginning(text)):
                 return None
             return checker.any_string()
-        beginning = text.so_far()
-        if any(name.startswith(beginning) for name in (*checker.keys, *checker.layout.named)):
+        if any(words.any_begins(_beginning(text)) for words in (checker.key_words, checker.layout.named_words)):
             return None
         return checker.any_key()
 
@@ -247,8 +321,7 @@ def _between(checker: Checker, text: JsonText) -> JsonText:
 def _quotes_to_a_key(text: JsonText, checker: Checker) -> int:
     """With how many quotes a token may complete a key that is there already."""
     if text.place is Place.KEY:
-        beginning = text.so_far()
-        return 1 if any(key.startswith(beginning) for key in checker.keys) else 3
+        return 1 if checker.key_words.any_begins(_beginning(text)) else 3
     return 3 if text.place is Place.STRING else 2
 
 
@@ -262,19 +335,16 @@ def _may_run_out(text: JsonText) -> bool:
     checker = _checker(text)
     if text.place is Place.BETWEEN:
         return checker.more and (text.key_next or bool(checker.seen))
-    return any(used.startswith(_beginning(text)) for used in _used(text))
+    return _used(text).any_begins(_beginning(text))
 
 
-def _used(text: JsonText) -> Iterable[str]:
+def _used(text: JsonText) -> Words:
     """The keys, strings or numbers that what the text is in must differ from."""
     checker = _checker(text)
     if text.place is Place.KEY:
-        return checker.keys
-    if text.place is Place.STRING:
-        return (value for value in checker.seen if isinstance(value, str))
-    numbers = [value for value in checker.seen if isinstance(value, Decimal)]
-    return (*map(spelling, numbers), *("-0" for value in numbers if not value))
+        return checker.key_words
+    return checker.strings if text.place is Place.STRING else checker.numbers
 
 
-def _beginning(text: JsonText) -> str:
-    return text.raw.decode() if text.place is Place.NUMBER else text.so_far()
+def _beginning(text: JsonText) -> bytes:
+    return text.raw if text.place is Place.NUMBER else text.so_far().encode(errors="surrogatepass")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from dataclasses import dataclass
 from decimal import Decimal
-from fractions import Fraction
 
 ANY_NUMBER = r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,2})?/"
 ANY_INTEGER = r"/-?(0|[1-9][0-9]*)/"
@@ -48,31 +49,75 @@ def fits(value: Decimal) -> bool:
     return value.is_finite() and (value == 0 or -MAX_DIGITS < value.adjusted() < MAX_DIGITS)
 
 
-def may_become_multiple(beginning: str, divisor: Fraction) -> bool:
-    """Whether a spelling without an exponent that begins so, of at most `MULTIPLE_LENGTH` characters beside its sign,
-    may be a multiple. True for what is longer or has an exponent: of that nothing is said."""
-    digits = beginning.lstrip("-")
-    left = MULTIPLE_LENGTH - len(digits)
-    if not digits or left < 0 or "e" in digits.lower():
-        return True
-    whole, point, fraction = digits.partition(".")
-    first = Fraction(int(whole + fraction), 10 ** len(fraction))
-    step = Fraction(1, 10 ** len(fraction))
-    if point:
-        return _has_multiple(first, step, divisor, len(fraction) + left)
-    # With more digits before a point, if it does not begin with a zero, and behind one.
-    most = left if int(whole) else 0
-    return any(_has_multiple(first * 10**n, Fraction(10**n), divisor, max(0, left - n - 1)) for n in range(most + 1))
+@dataclass(frozen=True, slots=True, eq=False)
+class Divisor:
+    """What numbers are multiples of: a fraction in lowest terms."""
+
+    numerator: int
+    denominator: int
+
+    @classmethod
+    def of(cls, value: Decimal) -> Divisor:
+        """The divisor of this value."""
+        return cls(*value.as_integer_ratio())
+
+    def divides(self, value: Decimal) -> bool:
+        """Whether a number is a multiple."""
+        numerator, denominator = value.as_integer_ratio()
+        return numerator * self.denominator % (denominator * self.numerator) == 0
 
 
-def _has_multiple(first: Fraction, size: Fraction, divisor: Fraction, places: int) -> bool:
-    """Whether a multiple with so many decimal places lies within `size` from `first` on."""
-    unit = Fraction(1, 10**places)
-    common = Fraction(
-        math.lcm(divisor.numerator * unit.denominator, unit.numerator * divisor.denominator),
-        divisor.denominator * unit.denominator,
-    )
-    return math.ceil(first / common) * common < first + size
+class Beginning:
+    """How a number begins, written without an exponent and with at most `MULTIPLE_LENGTH` characters beside its sign,
+    and what it may become a multiple of. Of a longer one, and of one with an exponent, nothing is said: of all."""
+
+    __slots__ = ("_behind", "_digits", "_known", "_left", "_shorter")
+
+    def __init__(self, text: str, shorter: Beginning | None = None) -> None:
+        """`shorter` is how `text` begins itself, where that is known: one digit more leaves no more than there was."""
+        characters = text.lstrip("-")
+        whole, point, fraction = characters.partition(".")
+        is_followed = whole != "" and "e" not in characters.lower()
+        self._left = MULTIPLE_LENGTH - len(characters) if is_followed else -1
+        self._digits = int(whole + fraction) if is_followed else 0
+        self._behind = len(fraction) if point else None
+        self._shorter = shorter
+        self._known: dict[Divisor, bool] = {}
+
+    def may_become_multiple(self, divisor: Divisor) -> bool:
+        """Whether it may become a multiple."""
+        if divisor not in self._known:
+            possible = self._shorter is None or self._shorter.may_become_multiple(divisor)
+            self._known[divisor] = possible and self._may_become_multiple(divisor)
+        return self._known[divisor]
+
+    def _may_become_multiple(self, divisor: Divisor) -> bool:
+        left = self._left
+        if left < 0:
+            return True
+        if self._behind is not None:
+            return _has_multiple(self._digits, self._behind, 0, self._behind + left, divisor)
+        # With more digits before a point, if it does not begin with a zero, and behind one. The more, the likelier.
+        for more in range(left if self._digits else 0, -1, -1):
+            if _has_multiple(self._digits, 0, more, max(0, left - more - 1), divisor):
+                return True
+        return False
+
+
+def sure_length(divisors: Iterable[Divisor]) -> int:
+    """Up to how many digits a whole number other than 0 may surely become a multiple of each: with those that are
+    left, all numbers from one multiple to the next can be written."""
+    spans = (math.lcm(divisor.numerator, divisor.denominator) // divisor.denominator for divisor in divisors)
+    return MULTIPLE_LENGTH - len(str(max(spans, default=1)))
+
+
+def _has_multiple(digits: int, behind: int, more: int, places: int, divisor: Divisor) -> bool:
+    """Whether there is a multiple of at most `places` decimal places that begins with `digits`, of which so many are
+    `behind` the point, and `more` to come before it."""
+    # In units of which both a last place and the divisor are a multiple.
+    size: int = 10 ** (more + places - behind) * divisor.denominator
+    apart = math.lcm(divisor.numerator * 10**places, divisor.denominator)
+    return -digits * size % apart < size
 
 
 def integers_between(least: Decimal, above: bool, most: Decimal, below: bool) -> tuple[Decimal, Decimal]:

@@ -53,7 +53,13 @@ def read(
     `InvalidRequest` as `prepare` and `structural_grammar` do."""
     match spec:
         case JsonSchema():
-            prepared = prepare(spec.text, formats=spec.formats, remotes=remotes, spelling=spelling)
+            prepared = prepare(
+                spec.text,
+                formats=spec.formats,
+                remotes=remotes,
+                spelling=spelling,
+                property_order=spec.property_order,
+            )
             return Reading((ReadSchema(spec.text, prepared, spec.whitespace),))
         case JsonObject():
             prepared = prepare(ANY_OBJECT, remotes=remotes, spelling=spelling)
@@ -84,6 +90,7 @@ def packed(reading: Reading) -> dict[str, Any]:
 def unpacked(data: Mapping[str, Any], spec: Spec, remotes: Mapping[str, object]) -> Reading:
     """The reading of `spec` that `packed` made `data` of."""
     formats = spec.formats if isinstance(spec, JsonSchema | StructuralTag) else "assert"
+    property_order = spec.property_order if isinstance(spec, JsonSchema) else "schema"
     schemas = []
     for item in data["schemas"]:
         keywords = tuple(Keyword(*keyword) for keyword in item["keywords"])
@@ -94,6 +101,7 @@ def unpacked(data: Mapping[str, Any], spec: Spec, remotes: Mapping[str, object])
             keywords,
             formats=formats,
             remotes=remotes,
+            property_order=property_order,
         )
         schemas.append(ReadSchema(item["text"], prepared, item["whitespace"]))
     return Reading(tuple(schemas), data["lark"])

@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from decimal import Decimal
-from fractions import Fraction
 from typing import Any
 
 import jsonschema_rs
 
 from specdec.grammar import formats
 from specdec.grammar.lowering import METHODS, ReferenceLoop, scope_within, target
+from specdec.grammar.numbers import Divisor
 from specdec.grammar.references import Documents, Place
 from specdec.grammar.rules import NEVER, Rule, canonical, equal
 from specdec.grammar.shapes import Is, found_in
@@ -57,18 +57,22 @@ class _Site:
         return self.schema[self.keyword]
 
 
-def residue(documents: Documents, root: Is, unsaid: Set[str], *, assert_formats: bool) -> Rule | None:
+def residue(
+    documents: Documents, root: Is, unsaid: Set[str], *, assert_formats: bool, any_order: bool = False
+) -> Rule | None:
     """The rule of what `root` asks beyond its grammar; None where that is nothing. `unsaid` are the pointers of the
-    keywords that the grammar leaves out. Raises `TooManyRules`, `ReferenceLoop`."""
-    builder = _Builder(documents, unsaid, assert_formats)
+    keywords that the grammar leaves out; one that allows keys in any order leaves out all that relates them to each
+    other. Raises `TooManyRules`, `ReferenceLoop`."""
+    builder = _Builder(documents, unsaid, assert_formats, any_order)
     root = builder.within(root)
     builder.explore(root)
     return builder.whole(root) if root in builder.incomplete else None
 
 
 class _Builder:
-    def __init__(self, documents: Documents, unsaid: Set[str], assert_formats: bool) -> None:
+    def __init__(self, documents: Documents, unsaid: Set[str], assert_formats: bool, any_order: bool) -> None:
         self._documents = documents
+        self._any_order = any_order
         self._unsaid = unsaid
         self._assert_formats = assert_formats
         self._parts: dict[Is, tuple[_Part, ...]] = {}
@@ -125,9 +129,17 @@ class _Builder:
 
     def _is_unsaid(self, schema: Is, keyword: str) -> bool:
         place = schema.place
+        if self._any_order and keyword in RELATING_KEYS and self._relates_keys(place, keyword):
+            return True
         asking = {keyword, _READ_BY.get(keyword, keyword), *(k for k, by in _READ_BY.items() if by == keyword)}
         pointers = (str(self._documents.child(place, name)) for name in asking)
         return str(place) in self._unsaid or any(pointer in self._unsaid for pointer in pointers)
+
+    def _relates_keys(self, place: Place, keyword: str) -> bool:
+        found = self._documents.schema(place)[keyword]
+        if keyword == "const" or keyword == "enum":
+            return _holds_objects(found)
+        return keyword != "additionalProperties" or found is False
 
     def _inside(self, schema: Is) -> Iterator[_Part]:
         """The schemas that the keywords of a schema lead to."""
@@ -201,6 +213,13 @@ class _Builder:
             _KEYWORDS[keyword](_Site(rule, value, keyword, draft, inner, self._assert_formats))
 
 
+def _holds_objects(value: Any) -> bool:
+    """Whether there is an object in a value, or it is one."""
+    if isinstance(value, list):
+        return any(map(_holds_objects, value))
+    return isinstance(value, dict)
+
+
 def _type(site: _Site) -> None:
     site.rule.kinds = frozenset([site.value] if isinstance(site.value, str) else site.value)
 
@@ -228,8 +247,8 @@ def _bound(site: _Site) -> None:
 
 
 def _multiple_of(site: _Site) -> None:
-    divisor = Fraction(Decimal(site.value))
-    site.rule.number_tests += (lambda number: Fraction(number) % divisor == 0,)
+    divisor = Divisor.of(Decimal(site.value))
+    site.rule.number_tests += (divisor.divides,)
     site.rule.multiples += (divisor,)
 
 
@@ -294,6 +313,8 @@ def _properties(site: _Site) -> None:
                 tuple(site.schema.get("patternProperties", ())),
             )
             rule.additional = site.inner.get("")
+            if site.value is False and not patterns:
+                rule.closed = names
             rule.is_additional = lambda name: name not in names and not any(found_in(p, name) for p in patterns)
             rule.sees_keys = True
         case "unevaluatedProperties":
@@ -340,6 +361,14 @@ def _combined(site: _Site) -> None:
             site.rule.all_of += rules
 
 
+# What asks of an object that it has some keys, or how many, or does not have them all with the values that they may
+# have: a grammar of keys in any order says none of it.
+RELATING_KEYS = frozenset(
+    [
+        *("required", "minProperties", "maxProperties", "dependentRequired", "dependentSchemas", "dependencies"),
+        *("not", "oneOf", "if", "then", "else", "contains", "const", "enum", "additionalProperties"),
+    ]
+)
 _KEYWORDS: dict[str, Callable[[_Site], None]] = {
     "type": _type,
     **dict.fromkeys(("enum", "const"), _values),

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from decimal import Decimal
-from fractions import Fraction
 from typing import Any
+
+from specdec.grammar.numbers import Divisor
 
 # A value as something that equals exactly what equals it in JSON: 1 is 1.0, and true is neither.
 Canonical = None | str | Decimal | tuple[Any, ...]
@@ -18,14 +19,17 @@ class Rule:
 
     `kinds` are the names of types, None for all, and `listed` the scalars of an enum. `prefix` and `items` (from index
     `items_from` on) hold a rule an item, None where nothing is asked; `properties` and `patterns` a rule a key, and
-    `additional` is for the keys that pass `is_additional`. Of each list in `any_of` one must hold. Where it
-    `looks` at items and keys, those that it asks for and those of `sees_...` are evaluated for the rules around it.
+    `additional` is for the keys that pass `is_additional`, and `closed` names the others where it allows none. Of each
+    list in `any_of` one must hold. Where it `looks` at items and keys, those that it asks for and those of `sees_...`
+    are evaluated for the rules around it.
     """
 
     __slots__ = (
+        "_tests_all_numbers",
         "additional",
         "all_of",
         "any_of",
+        "closed",
         "condition",
         "contained",
         "dependent",
@@ -66,7 +70,7 @@ class Rule:
         self.kinds: frozenset[str] | None = None
         self.listed: frozenset[Canonical] | None = None
         self.number_tests: tuple[Callable[[Decimal], bool], ...] = ()
-        self.multiples: tuple[Fraction, ...] = ()
+        self.multiples: tuple[Divisor, ...] = ()
         self.string_tests: tuple[Callable[[str], bool], ...] = ()
 
         self.looks = True
@@ -88,6 +92,7 @@ class Rule:
         self.additional: Rule | None = None
         self.is_additional: Callable[[str], bool] = lambda name: True
         self.names: Rule | None = None
+        self.closed: frozenset[str] | None = None
         self.required: tuple[str, ...] = ()
         self.least_keys = 0
         self.most_keys: int | None = None
@@ -103,6 +108,30 @@ class Rule:
         self.then: Rule | None = None
         self.otherwise: Rule | None = None
         self.dependent_rules: tuple[tuple[str, Rule], ...] = ()
+        self._tests_all_numbers: bool | None = None
+
+    @property
+    def tests_all_numbers(self) -> bool:
+        """Whether each alternative that it is made of looks at how a number ends or is for none, so that of a number
+        that is not complete none holds."""
+        if self._tests_all_numbers is None:
+            options = [*(option for options in self.any_of for option in options), *(self.one_of or ())]
+            self._tests_all_numbers = bool(options) and all(option._waits_for_the_end() for option in options)
+        return self._tests_all_numbers
+
+    def _waits_for_the_end(self) -> bool:
+        if self.number_tests or (self.kinds is not None and self.kinds.isdisjoint(("number", "integer"))):
+            return True
+        return self.tests_all_numbers or any(rule._waits_for_the_end() for rule in self.all_of)
+
+    def possible_names(self) -> frozenset[str] | None:
+        """The only keys that an object may have by this rule and those that it is made of; None where others may be."""
+        found = [self.closed, *(rule.possible_names() for rule in self.all_of)]
+        for options in (*self.any_of, *([self.one_of] if self.one_of else [])):
+            names = [option.possible_names() for option in options]
+            found.append(None if None in names else frozenset[str]().union(*(some for some in names if some)))
+        listed = [names for names in found if names is not None]
+        return frozenset.intersection(*listed) if listed else None
 
     def named(self) -> Iterator[str]:
         """The keys whose presence this rule asks for, forbids or makes depend on something."""

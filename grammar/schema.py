@@ -19,12 +19,13 @@ from specdec.grammar import lark
 from specdec.grammar.lowering import Lowering, ReferenceLoop, TooManyShapes, Verdict
 from specdec.grammar.references import DRAFTS, URIS, Documents, UnknownDraft, Unresolvable
 from specdec.grammar.refusal import refusal
-from specdec.grammar.residue import VALIDATORS, TooManyRules, residue
+from specdec.grammar.residue import RELATING_KEYS, VALIDATORS, TooManyRules, residue
 from specdec.grammar.rules import Rule
 from specdec.grammar.shapes import Is, Residue
 from specdec.grammar.spelling import PLAIN, Spelling
 
 Formats = Literal["assert", "annotate"]
+PropertyOrder = Literal["schema", "any"]
 PRECISION = 1_000  # decimal digits: more than any bound that is taken
 
 _OLD_KEYWORDS = ("additionalItems", "dependencies")
@@ -79,10 +80,12 @@ def prepare(
     formats: Formats = "assert",
     remotes: Mapping[str, object] = NO_REMOTES,
     spelling: Spelling = PLAIN,
+    property_order: PropertyOrder = "schema",
 ) -> PreparedSchema:
     """The grammar of a schema (JSON text of an object or a boolean). `remotes` are the documents that it may refer to,
     by URI; nothing is fetched. Formats are enforced, or ignored where they are to "annotate". `spelling` says which
-    characters are written as escapes.
+    characters are written as escapes. With keys in "any" order, the grammar says which there may be and what they hold,
+    and what relates them to each other is checked.
 
     Raises `InvalidRequest` for `schema`, with the pointers of all keywords that are refused; its code is
     "invalid_schema", "unsupported_schema", "unsatisfiable" or "too_large".
@@ -99,9 +102,11 @@ def prepare(
                 documents, assert_formats=formats == "assert", tracks_evaluated=tracks, spelling=spelling
             )
             root = Is(documents.root)
-            written = lark.write(lowering, frozenset({(root, True)}))
+            written = lark.write(lowering, frozenset({(root, True)}), any_order=property_order == "any")
             unsaid = {refusal.pointer for refusal in written.unsaid}
-            rule = residue(documents, root, unsaid, assert_formats=formats == "assert")
+            rule = residue(
+                documents, root, unsaid, assert_formats=formats == "assert", any_order=property_order == "any"
+            )
     except (Unresolvable, ReferenceLoop) as error:
         raise _refused(str(error), "invalid_schema", lowering) from error
     except UnknownDraft as error:
@@ -114,7 +119,7 @@ def prepare(
         raise _refused(message, "too_large", lowering) from error
     except lark.Refused as error:
         raise _refused(str(error), "unsupported_schema", lowering, frozenset(error.refusals)) from error
-    keywords = _keywords(lowering, written.unsaid)
+    keywords = _keywords(lowering, written.unsaid, property_order)
     return PreparedSchema(written.text, written.freedom, rule, keywords, URIS[draft], validator)
 
 
@@ -126,6 +131,7 @@ def reprepare(
     *,
     formats: Formats = "assert",
     remotes: Mapping[str, object] = NO_REMOTES,
+    property_order: PropertyOrder = "schema",
 ) -> PreparedSchema:
     """What `prepare` made of the same schema in another process, from the parts of it that are plain data; the rest is
     made anew."""
@@ -134,18 +140,28 @@ def reprepare(
     unsaid = {keyword.pointer for keyword in keywords if keyword.verdict == "checked"}
     with decimal.localcontext(prec=PRECISION):
         documents = Documents(schema, draft, remotes)
-        rule = residue(documents, Is(documents.root), unsaid, assert_formats=formats == "assert")
+        rule = residue(
+            documents,
+            Is(documents.root),
+            unsaid,
+            assert_formats=formats == "assert",
+            any_order=property_order == "any",
+        )
     validator = _validator(schema, draft, formats, remotes)
     return PreparedSchema(text, freedom, rule, keywords, URIS[draft], validator)
 
 
 def check_schema(
-    schema_text: str, *, formats: Formats = "assert", remotes: Mapping[str, object] = NO_REMOTES
+    schema_text: str,
+    *,
+    formats: Formats = "assert",
+    remotes: Mapping[str, object] = NO_REMOTES,
+    property_order: PropertyOrder = "schema",
 ) -> SchemaReport:
     """What becomes of a schema, without an error for one that is refused. Raises `InvalidRequest` for text that is no
     schema."""
     try:
-        prepared = prepare(schema_text, formats=formats, remotes=remotes)
+        prepared = prepare(schema_text, formats=formats, remotes=remotes, property_order=property_order)
     except SchemaRefused as error:
         return SchemaReport(False, error.code, error.message, error.keywords)
     return SchemaReport(True, "", "", prepared.keywords)
@@ -204,8 +220,14 @@ def _refuse_to_fetch(uri: str) -> Any:
     raise ValueError(f"{uri} is not among the documents at hand, and nothing is fetched")
 
 
-def _keywords(lowering: Lowering | None, unsaid: Residue = frozenset()) -> tuple[Keyword, ...]:
+def _keywords(
+    lowering: Lowering | None, unsaid: Residue = frozenset(), property_order: PropertyOrder = "schema"
+) -> tuple[Keyword, ...]:
     found = {} if lowering is None else dict(lowering.verdicts)
+    if property_order == "any":
+        for pointer, (keyword, verdict, _) in found.items():
+            if keyword in RELATING_KEYS and verdict in ("enforced", "rewritten"):
+                found[pointer] = (keyword, "checked", "keys come in any order")
     for item in unsaid:
         found[item.pointer] = (item.keyword, "refused" if item.final else "checked", item.reason)
     return tuple(Keyword(pointer, *rest) for pointer, rest in sorted(found.items()))

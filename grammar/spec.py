@@ -28,6 +28,7 @@ MAX_POINTER = 150  # characters of one in a message
 _Path = tuple["_Path", object] | None  # how one comes to a value: the path of what holds it, and its key there
 Whitespace = str  # "flexible", "compact", or a regular expression of blanks
 Formats = Literal["assert", "annotate"]
+PropertyOrder = Literal["schema", "any"]
 
 _JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _EBNF_QUIET = re.compile(r'"(?:[^"\\\n]|\\.)*+"|\[(?:[^\]\\\n]|\\.)*+\]|#[^\n]*')
@@ -45,8 +46,10 @@ class JsonSchema:
 
     `whitespace` "compact" allows none between tokens; "flexible" allows, wherever JSON allows whitespace inside the
     value, one space, or one line break and up to 40 spaces and tabs: enough for indented output, and a bound for models
-    that would run on in blanks. Anything else is a regular expression that matches such a run of blanks. Keys come in
-    the order of the schema.
+    would run on in blanks. Anything else is a regular expression that matches such a run of blanks.
+
+    Keys come in the order of the schema, or where `property_order` is "any" in any order; then more of the schema is
+    checked while the text is written, which takes longer.
 
     Raises `InvalidRequest` for text that is not a JSON object or boolean, or one above 256 kB, 64 levels or 2,000
     branches (properties and alternatives in all).
@@ -55,10 +58,13 @@ class JsonSchema:
     schema: str | bool | Mapping[str, Any]
     whitespace: Whitespace = "flexible"
     formats: Formats = "assert"
+    property_order: PropertyOrder = "schema"
 
     def __post_init__(self) -> None:
         _check_whitespace(self.whitespace)
         _check_formats(self.formats)
+        if self.property_order not in ("schema", "any"):
+            raise InvalidRequest("property_order", f"must be schema or any, got {self.property_order!r}")
         object.__setattr__(self, "schema", _schema_text(self.schema))
 
     @property

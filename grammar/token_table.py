@@ -65,11 +65,13 @@ class Outlines:
     """Tokens by what a checker is told of them: the outline of token v, taken between values, is
     `texts[between_V[v]]`. Taken inside a string that it ends behind `contents[v]`, the outline of the rest is
     `texts[rest_V[v]]`; `NO_REST` where the string goes on, `SPECIAL_REST` where other strings or numbers are complete
-    in the rest. `closing_T` says which texts close a container, `quoted_N` are all tokens with a quote, and
-    `special_N` those with a special rest."""
+    in the rest. `closing_T` says which texts close a container, `number_T` which end in a number that may go on, and
+    `opens_T` in a string; `quoted_N` are all tokens with a quote, and `special_N` those with a special rest."""
 
     texts: tuple[bytes, ...]
     closing_T: NDArray[np.bool_]
+    number_T: NDArray[np.bool_]
+    opens_T: NDArray[np.bool_]
     between_V: NDArray[np.int32]
     rest_V: NDArray[np.int32]
     contents: Mapping[int, bytes]
@@ -92,10 +94,11 @@ class Outlines:
                 plain = _PLAIN.fullmatch(rest) is not None
                 rest_V[token] = places.setdefault(rest, len(places)) if plain else SPECIAL_REST
         closing_T = np.array([b"}" in text or b"]" in text for text in places])
+        number_T = np.array([text.endswith(b"0") for text in places])
+        opens_T = np.array([text.endswith(b'"') for text in places])
         quoted_N = np.array([token for token, data in enumerate(spelled) if b'"' in data], np.int64)
-        return cls(
-            tuple(places), closing_T, between_V, rest_V, contents, quoted_N, np.flatnonzero(rest_V == SPECIAL_REST)
-        )
+        special_N = np.flatnonzero(rest_V == SPECIAL_REST)
+        return cls(tuple(places), closing_T, number_T, opens_T, between_V, rest_V, contents, quoted_N, special_N)
 
 
 def outline(data: bytes) -> bytes:

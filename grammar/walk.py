@@ -7,6 +7,7 @@ no model. V vocabulary, W words of 32 bits.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
@@ -128,6 +129,7 @@ class TreeConstraint:
         "_committed",
         "_failure",
         "_forced",
+        "_grammar_rows",
         "_matcher",
         "_max_rows",
         "_narrowing",
@@ -156,13 +158,16 @@ class TreeConstraint:
         self._branch: Matcher | None = None  # a copy of the matcher that went along `_path`
         self._path: tuple[int, ...] = ()
         self._blank = BlankRows(len(vocabulary.text_words_W))
-        self._rows: dict[tuple[int, ...], NDArray[np.int32] | None] = {}  # None where the backend fails
+        # None where the backend fails: what the grammar says, and what is left of that.
+        self._grammar_rows: dict[tuple[int, ...], NDArray[np.int32] | None] = {}
+        self._rows: dict[tuple[int, ...], NDArray[np.int32] | None] = {}
         self._forced: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._failure: ConstraintError | None = None  # on the committed tokens: final
 
     def prune(self, tree: DraftTree) -> DraftTree:
-        """See `Constraint.prune`. A node below which the backend fails goes too, as does one whose row would be one too
-        many; nothing follows an end token."""
+        """See `Constraint.prune`. Only nodes that have children need a row of their own. Where it fails, or would be
+        one too many, the node goes, with all below it; nothing follows an end token. Drafts are looked at one by one:
+        one that only looking ahead takes from a row may stay, and is never picked there."""
         if tree.num_drafts == 0:
             return tree
         children = tree.children()
@@ -171,35 +176,28 @@ class TreeConstraint:
         while pending:
             node = pending.pop()
             path = paths[node]
-            row_W = self._row(path)  # of leaves too: `mask` wants it soon, and the matcher would have to come back
+            row_W = self._grammar_row(path)
             if row_W is None:
-                if children[node] or path not in self._rows:
-                    del paths[node]
+                del paths[node]
                 continue
             for child in reversed(children[node]):
                 token = tree.tokens[child]
-                if self._vocabulary.allows(row_W, token):
+                if self._vocabulary.allows(row_W, token) and self._may_follow(path, token):
                     paths[child] = (*path, token)
-                    if token not in self._vocabulary.end_ids:
+                    if children[child] and token not in self._vocabulary.end_ids:
                         pending.append(child)
         return tree.keep(paths)
 
     def mask(self, tree: DraftTree, first_row: int, mask: TokenMask) -> None:
-        """See `Constraint.mask`. Rows of end tokens, and of nodes that `prune` would cut, stay empty."""
+        """See `Constraint.mask`. Rows of end tokens, and of nodes that `prune` would cut, stay empty. The root's row is
+        worked out at once, every other when it is looked at: a walk looks at few of a tree's."""
         assert mask.vocab_size == self._vocabulary.size, (mask.vocab_size, self._vocabulary.size)
-        children = tree.children()
-        rows_NW = mask.claim(first_row, len(tree))
-        pending: list[tuple[int, tuple[int, ...]]] = [(0, ())] if children else []
-        while pending:
-            node, path = pending.pop()
-            row_W = self._row(path)
-            if row_W is None:
-                continue
-            rows_NW[node] = row_W
-            for child in reversed(children[node]):
-                token = tree.tokens[child]
-                if self._vocabulary.allows(row_W, token) and token not in self._vocabulary.end_ids:
-                    pending.append((child, (*path, token)))
+        paths: list[tuple[int, ...]] = [()]
+        if len(tree):
+            mask.claim(first_row, 1)[0] = self._looked_at(())
+        for node in range(1, len(tree)):
+            paths.append((*paths[tree.parents[node]], tree.tokens[node]))
+            mask.fill_later(first_row + node, functools.partial(self._looked_at, paths[node]))
 
     def row(self, path: tuple[int, ...]) -> NDArray[np.int32]:
         """See `Constraint.row`."""
@@ -242,6 +240,7 @@ class TreeConstraint:
         self._committed.extend(path)
         self._branch = None
         self._rows.clear()
+        self._grammar_rows.clear()
         self._forced.clear()
 
     def finish(self) -> None:
@@ -251,14 +250,10 @@ class TreeConstraint:
         """What may follow `path`; None where the backend fails on a draft. Kept until the next `advance`, except where
         it is None because of the rows that there are."""
         if path not in self._rows:
-            if path and len(self._rows) >= self._max_rows:
+            if self._grammar_row(path) is None:
                 return None
             try:
-                row_W = self._ask(path, self._fill)
-                if self._narrowing is not None:
-                    self._narrowing.narrow(row_W, self._text(path))
-                    self._look_ahead(path, row_W, self._narrowing)
-                self._rows[path] = row_W
+                self._rows[path] = self._made(path)
             except ConstraintError as error:
                 if not path:
                     raise
@@ -266,12 +261,59 @@ class TreeConstraint:
                 self._rows[path] = None
         return self._rows[path]
 
+    def _grammar_row(self, path: tuple[int, ...]) -> NDArray[np.int32] | None:
+        """What the grammar alone lets follow `path`; None and kept as in `_row`."""
+        if path not in self._grammar_rows:
+            if path and len(self._grammar_rows) >= self._max_rows:
+                return None
+            try:
+                self._grammar_rows[path] = self._ask(path, self._fill)
+            except ConstraintError as error:
+                if not path:
+                    raise
+                logger.debug("a draft branch is cut: %s", error)
+                self._grammar_rows[path] = None
+        return self._grammar_rows[path]
+
+    def _may_follow(self, path: tuple[int, ...], token: int) -> bool:
+        """Whether a token that the grammar lets follow `path` may, as far as is seen without looking ahead."""
+        if self._narrowing is None:
+            return True
+        known = self._rows.get(path)
+        if known is not None:
+            return self._vocabulary.allows(known, token)
+        return self._narrowing.may_follow(self._text(path), token)
+
+    def _looked_at(self, path: tuple[int, ...]) -> NDArray[np.int32]:
+        """The row of a node that a walk has come to, however many there are. Raises `ConstraintError` where the backend
+        fails: it would without drafts, too."""
+        if not self._allowed(path):
+            return self._blank.next()[0]
+        row_W = self._rows.get(path)
+        if row_W is None:
+            row_W = self._rows[path] = self._made(path)
+        return row_W
+
+    def _made(self, path: tuple[int, ...]) -> NDArray[np.int32]:
+        row_W = self._grammar_rows.get(path)
+        if row_W is None:
+            row_W = self._grammar_rows[path] = self._ask(path, self._fill)
+        if self._narrowing is not None:
+            row_W = row_W.copy()
+            self._narrowing.narrow(row_W, self._text(path))
+            self._look_ahead(path, row_W, self._narrowing)
+        return row_W
+
     def _look_ahead(self, path: tuple[int, ...], row_W: NDArray[np.int32], narrowing: Narrowing) -> None:
         """Clear the bits of tokens after which nothing more would be allowed, as far as that is suspected and seen."""
         suspects = narrowing.suspects(row_W, self._text(path))
         rows_left = [MAX_ROWS_AHEAD]
         for token in suspects:
-            if not self._leads_on((*path, token), narrowing, rows_left):
+            if narrowing.is_known_to_lead_on(self._text(path), token):
+                continue
+            if self._leads_on((*path, token), narrowing, rows_left):
+                narrowing.leads_on(self._text(path), token)
+            else:
                 row_W.view(np.uint32)[token >> 5] &= 0xFFFFFFFF ^ 1 << (token & 31)
 
     def _leads_on(self, path: tuple[int, ...], narrowing: Narrowing, rows_left: list[int]) -> bool:
@@ -282,7 +324,7 @@ class TreeConstraint:
         rows_left[0] -= 1
         try:
             row_W = self._ask(path, self._fill)
-            if _count(row_W) > MANY:
+            if _count(row_W) > MANY or narrowing.goes_on(row_W, self._text(path)):
                 return True
             narrowing.narrow(row_W, self._text(path))
         except ConstraintError:

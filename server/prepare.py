@@ -236,6 +236,7 @@ def _structured(outputs: StructuredOutputs) -> tuple[str, Callable[[Any], Spec],
     given = outputs.model_dump(by_alias=True, exclude_none=True)
     given.pop("disable_additional_properties", None)  # only false is taken
     compact, pattern = given.pop("disable_any_whitespace", False), given.pop("whitespace_pattern", None)
+    order = given.pop("property_order", None)
     if len(given) != 1:
         kinds = "json, json_object, regex, choice, grammar and structural_tag"
         raise InvalidRequest("structured_outputs", f"must hold exactly one of {kinds}, got {len(given)}")
@@ -244,12 +245,14 @@ def _structured(outputs: StructuredOutputs) -> tuple[str, Callable[[Any], Spec],
     for name, asked in (("disable_any_whitespace", compact), ("whitespace_pattern", pattern is not None)):
         if asked and kind not in ("json", "json_object", "structural_tag"):
             raise InvalidRequest(f"structured_outputs.{name}", f"means nothing for {kind}")
+    if order is not None and kind != "json":
+        raise InvalidRequest("structured_outputs.property_order", f"means nothing for {kind}")
     if compact and pattern is not None:
         message = "contradicts disable_any_whitespace; give one of them"
         raise InvalidRequest("structured_outputs.whitespace_pattern", message)
     whitespace = "compact" if compact else "flexible" if pattern is None else pattern
     makers: dict[str, Callable[[Any], Spec]] = {
-        "json": lambda schema: JsonSchema(schema, whitespace),
+        "json": lambda schema: JsonSchema(schema, whitespace, property_order=order or "schema"),
         "json_object": lambda _: JsonObject(whitespace),
         "regex": Regex,
         "choice": Choice,

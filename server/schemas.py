@@ -211,6 +211,7 @@ class StructuredOutputs(Strict):
     structural_tag: dict[str, Any] | str | None = None
     disable_any_whitespace: bool | None = None  # for json, json_object and structural_tag, as is the next
     whitespace_pattern: str | None = None
+    property_order: Literal["schema", "any"] | None = None  # for json
     disable_additional_properties: Literal[False] | None = None
 
 

@@ -186,6 +186,7 @@ def pull(name: Annotated[str, typer.Argument(help=f"{', '.join(PACKAGED)}, or a 
 def check_schema(
     file: Annotated[Path, typer.Argument(help="A JSON Schema.")],
     formats: Annotated[Literal["assert", "annotate"], typer.Option(help="Whether `format` is enforced.")] = "assert",
+    property_order: Annotated[Literal["schema", "any"], typer.Option(help="In which order keys may come.")] = "schema",
 ) -> None:
     """Say what becomes of every keyword of a schema. Fails when the schema is refused."""
     from rich.console import Console
@@ -194,7 +195,7 @@ def check_schema(
     from specdec.grammar.schema import check_schema as check
     from specdec.grammar.spec import JsonSchema
 
-    report = check(JsonSchema(_read(file)).text, formats=formats)
+    report = check(JsonSchema(_read(file)).text, formats=formats, property_order=property_order)
     table = Table("pointer", "keyword", "verdict", "reason", box=None)
     for keyword in report.keywords:
         table.add_row(keyword.pointer, keyword.keyword, keyword.verdict, keyword.reason)
@@ -355,6 +356,9 @@ def structured(
     property_order: Annotated[
         Literal["schema", "any"], typer.Option(help="any: reorder an instance's keys before it counts as refused.")
     ] = "schema",
+    grammar_order: Annotated[
+        Literal["schema", "any"], typer.Option(help="Of the keys that the grammar itself allows.")
+    ] = "schema",
     whitespace: Annotated[
         str, typer.Option(metavar="flexible|compact|REGEX", help="What may stand between JSON's tokens.")
     ] = "flexible",
@@ -377,7 +381,7 @@ def structured(
     cases = read_cases(paths, draft)
     documents = {} if remotes is None else read_remotes(remotes)
     vocabulary = open_vocabulary(tokenizer)
-    settings = Settings(formats, whitespace, property_order == "any", walks, seed)
+    settings = Settings(formats, whitespace, property_order == "any", walks, seed, grammar_order)
     origin = {**machine(), "load_average": load_average(), "model": f"tokenizer {vocabulary.name}"}
     with _bar("evaluating", "count") as progress:
         if backend == "llguidance":
@@ -386,7 +390,13 @@ def structured(
             compile_schema = rival_compiler(vocabulary, backend)
         found = measure(cases, vocabulary, compile_schema, settings, documents, progress=progress)
     asked = {"paths": [str(path) for path in paths], "draft": draft, "formats": formats, "walks_a_schema": walks}
-    asked |= {"property_order": property_order, "whitespace": whitespace, "seed": seed, "backend": backend}
+    asked |= {
+        "property_order": property_order,
+        "grammar_order": grammar_order,
+        "whitespace": whitespace,
+        "seed": seed,
+        "backend": backend,
+    }
     found = {**found, **asked, "provenance": {**origin, "load_average_after": load_average()}}
     _deliver(found, structured_tables(found), json_out)
 
@@ -455,6 +465,53 @@ def decode(
         found = bench_decode(llm, counts, context=context, rounds=rounds, profile=profile, progress=progress)
     found["provenance"] = {**origin, "load_average_after": load_average()}
     _deliver(found, bench_tables(found), json_out)
+
+
+@bench_app.command()
+def grammar(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="As of `specdec eval structured`.")],
+    tokenizer: Annotated[
+        str, typer.Option(help="byte, a tokenizer.json, or a model whose tokenizer to take.")
+    ] = "smollm2-135m",
+    walks: Annotated[int, typer.Option(min=1, help="Random texts, and trees, a schema.")] = 4,
+    property_order: Annotated[Literal["schema", "any"], typer.Option(help="In which order keys may come.")] = "schema",
+    json_out: JsonOut = None,
+) -> None:
+    """Time the rows and draft trees of JSON Schemas, with and without a checker beside the grammar."""
+    from specdec.evals.bench_grammar import bench_grammar
+    from specdec.evals.cases import read_cases
+    from specdec.evals.provenance import load_average, machine
+    from specdec.evals.report import grammar_tables
+    from specdec.evals.vocabulary import open_vocabulary
+
+    cases, vocabulary = read_cases(paths, None), open_vocabulary(tokenizer)
+    origin = {**machine(), "load_average": load_average(), "model": f"tokenizer {vocabulary.name}"}
+    with _bar("measuring", "count") as progress:
+        found = bench_grammar(cases, vocabulary, walks=walks, property_order=property_order, progress=progress)
+    asked = {"paths": [str(path) for path in paths], "walks_a_schema": walks, "property_order": property_order}
+    found = {**found, **asked, "provenance": {**origin, "load_average_after": load_average()}}
+    _deliver(found, grammar_tables(found), json_out)
+
+
+@bench_app.command()
+@grouped
+def constrained(
+    model: ModelOptions,
+    tokens: Annotated[int, typer.Option(min=8, max=96, help="Of each text.")] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="Texts a schema, each beside a free one.")] = 6,
+    json_out: JsonOut = None,
+) -> None:
+    """Time a token under several schemas beside one of free text, without drafts, in turns."""
+    from specdec.evals.bench_grammar import bench_constrained
+    from specdec.evals.provenance import load_average, provenance
+    from specdec.evals.report import constrained_tables
+
+    llm = _load(model)
+    origin = provenance(llm.loaded, _options(model))
+    with _bar("measuring", "count") as progress:
+        found = bench_constrained(llm, tokens=tokens, rounds=rounds, progress=progress)
+    found["provenance"] = {**origin, "load_average_after": load_average()}
+    _deliver(found, constrained_tables(found), json_out)
 
 
 def _deliver(found: Mapping[str, Any], tables: list[Table], json_out: Path | None) -> None:
@@ -615,14 +672,14 @@ def _spec(given: ConstraintOptions) -> tuple[str, Spec | None]:
     """
     from specdec.grammar.spec import Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex, StructuralTag
 
-    whitespace = given.whitespace
+    whitespace, order = given.whitespace, given.property_order
     asked: dict[str, Callable[[], Spec]] = {}
     if given.json_schema is not None:
         text = given.json_schema
         if text.lstrip().startswith("{"):
-            asked["--json-schema"] = lambda: JsonSchema(text, whitespace)
+            asked["--json-schema"] = lambda: JsonSchema(text, whitespace, property_order=order)
         else:
-            asked[f"--json-schema {text}"] = lambda: JsonSchema(_read(Path(text)), whitespace)
+            asked[f"--json-schema {text}"] = lambda: JsonSchema(_read(Path(text)), whitespace, property_order=order)
     if given.json:
         asked["--json"] = lambda: JsonObject(whitespace)
     if given.regex is not None:
@@ -645,6 +702,8 @@ def _spec(given: ConstraintOptions) -> tuple[str, Spec | None]:
             asked[f"--structural-tag {tag}"] = lambda: StructuralTag(_read(Path(tag)), whitespace)
     if whitespace != "flexible" and not (given.json or given.json_schema or given.structural_tag):
         raise InvalidRequest("--whitespace", "means nothing without --json-schema, --json or --structural-tag")
+    if order != "schema" and given.json_schema is None:
+        raise InvalidRequest("--property-order", "means nothing without --json-schema")
     if len(asked) > 1:
         raise InvalidRequest(list(asked)[1], f"constrains a text that {next(iter(asked))} constrains already")
     for name, make in asked.items():

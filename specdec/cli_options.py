@@ -201,6 +201,9 @@ class ConstraintOptions:
             metavar="flexible|compact|REGEX", help="What may stand between JSON's tokens.", rich_help_panel=_CONSTRAINT
         ),
     ] = "flexible"
+    property_order: Annotated[
+        Literal["schema", "any"], typer.Option(help="Of the keys of --json-schema.", rich_help_panel=_CONSTRAINT)
+    ] = "schema"
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

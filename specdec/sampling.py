@@ -22,6 +22,8 @@ class Picks:
     """The picks of one step, made when they are asked for."""
 
     def __init__(self, logits_LV: Tensor, mask: TokenMask) -> None:
+        if logits_LV.device.type != "cpu":
+            mask.fill()  # while the accelerator is busy
         self._logits_LV: NDArray[np.float32] = logits_LV.cpu().numpy()
         self._mask = mask
 

@@ -6,7 +6,9 @@ import random
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from specdec.errors import ConstraintError
 from specdec.mask import TokenMask, bits
 from tests.masks import allow, claim
 
@@ -75,6 +77,43 @@ def test_bits_past_the_vocabulary_are_not_seen() -> None:
 def test_a_row_outside_the_mask_is_refused(row: int) -> None:
     with pytest.raises(IndexError, match=rf"mask rows {row}..{row} are outside 0\.\.1"):
         TokenMask(2, 8).claim(row, 1)
+
+
+def test_a_row_that_is_filled_later_is_filled_once_and_only_if_it_is_looked_at() -> None:
+    mask, asked = TokenMask(4, 40), list[int]()
+
+    def row(token: int) -> NDArray[np.int32]:
+        asked.append(token)
+        words_W = np.zeros(2, np.int32)
+        allow(words_W, [token])
+        return words_W
+
+    for place in range(3):
+        mask.fill_later(place, lambda token=place + 7: row(token))  # type: ignore[misc]
+    assert asked == []
+    for _ in range(2):
+        allowed = mask.allowed(1)
+        assert allowed is not None
+        assert np.flatnonzero(allowed).tolist() == [8]
+    assert asked == [8]
+    mask.claim(2, 1)  # by somebody else: nothing is left to fill there
+    mask.fill()
+    assert asked == [8, 7]
+    assert mask.words(3) is None
+    with pytest.raises(IndexError):
+        mask.fill_later(4, lambda: row(0))
+
+
+def test_a_row_whose_filling_fails_stays_to_be_filled() -> None:
+    mask = TokenMask(1, 40)
+
+    def fail() -> NDArray[np.int32]:
+        raise ConstraintError("no row")
+
+    mask.fill_later(0, fail)
+    for _ in range(2):
+        with pytest.raises(ConstraintError, match="no row"):
+            mask.words(0)
 
 
 def test_claimed_rows_are_blank_and_neighbours_stay_unclaimed() -> None:

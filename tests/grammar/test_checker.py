@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from fractions import Fraction
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from specdec.evals.structured import Times
 from specdec.grammar.checker import Judge
 from specdec.grammar.json_text import JsonText
 from specdec.grammar.lowering import ReferenceLoop
-from specdec.grammar.numbers import may_become_multiple
+from specdec.grammar.numbers import Beginning, Divisor
 from specdec.grammar.references import Documents
 from specdec.grammar.residue import VALIDATORS, residue
 from specdec.grammar.schema import check_schema, prepare
@@ -248,7 +248,7 @@ def test_the_official_suite_is_judged_right_without_a_grammar(draft: int) -> Non
     ],
 )
 def test_a_number_is_begun_only_where_it_may_become_a_multiple(beginning: str, divisor: str, may_be: bool) -> None:
-    assert may_become_multiple(beginning, Fraction(divisor)) is may_be
+    assert Beginning(beginning).may_become_multiple(Divisor.of(Decimal(divisor))) is may_be
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import random
 import re
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import Any
 
 import jsonschema_rs
@@ -24,7 +25,7 @@ from specdec.grammar.walk import Matcher, MatcherFailed, TreeConstraint, Vocabul
 from specdec.loader import open_checkpoint
 from specdec.mask import TokenMask
 from specdec.protocols import Constraint
-from specdec.tree import DraftTree, chain, root
+from specdec.tree import DraftTree, chain, merge, root
 from tests.grammar.small_tokenizer import (
     END_IDS,
     PAD,
@@ -597,3 +598,41 @@ def test_a_text_without_drafts_copies_no_matcher() -> None:
         constraint.mask(chain(0, [], "x"), 0, TokenMask(1, VOCAB_SIZE))
         constraint.advance([token])
     assert consumed == [5, 6, 7]
+
+
+def test_only_the_rows_that_a_walk_visits_are_worked_out() -> None:
+    """And those of drafts that have drafts below them, to prune these."""
+    filled: list[tuple[int, ...]] = []
+
+    @dataclass
+    class Counting:
+        path: tuple[int, ...] = ()
+
+        def fill(self, words_W: NDArray[np.int32], address: int) -> bool:
+            filled.append(self.path)
+            words_W[:] = -1
+            return False
+
+        def consume(self, tokens: Seq[int]) -> None:
+            self.path += tuple(tokens)
+
+        def copy(self) -> Counting:
+            return Counting(self.path)
+
+        def forced(self) -> Seq[int]:
+            return []
+
+    constraint = TreeConstraint(Counting, Counting, Vocabulary.of(VOCAB_SIZE, range(3, VOCAB_SIZE), END_IDS))
+    leaves = [chain(0, [token], "x") for token in range(10, 70)]
+    tree = constraint.prune(merge([chain(0, [5, 6], "x"), *leaves]))
+    assert len(tree) == 63
+    assert filled == [(), (5,)]
+    mask = TokenMask(len(tree), VOCAB_SIZE)
+    constraint.mask(tree, 0, mask)
+    assert filled == [(), (5,)]
+    visited = tree.tokens.index(42)
+    assert mask.words(visited) is not None
+    assert filled == [(), (5,), (42,)]
+    constraint.advance([42])
+    constraint.mask(chain(42, [], "x"), 0, TokenMask(1, VOCAB_SIZE))
+    assert filled == [(), (5,), (42,), (42,)]

@@ -241,6 +241,11 @@ def test_a_client_may_send_back_an_assistant_message_as_it_came() -> None:
             JsonSchema(SCHEMA, " ?"),
         ),
         (
+            {"structured_outputs": {"json": SCHEMA, "property_order": "any"}},
+            "structured_outputs.json",
+            JsonSchema(SCHEMA, property_order="any"),
+        ),
+        (
             {"structured_outputs": {"json": SCHEMA, "disable_additional_properties": False}},
             "structured_outputs.json",
             JsonSchema(SCHEMA),
@@ -286,6 +291,8 @@ def test_every_way_to_ask_for_a_constraint_means_one(fields: dict[str, Any], par
         ({"structured_outputs": {"regex": "a", "disable_any_whitespace": True}},
          "structured_outputs.disable_any_whitespace"),
         ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
+        ({"structured_outputs": {"json_object": True, "property_order": "any"}}, "structured_outputs.property_order"),
+        ({"structured_outputs": {"json": SCHEMA, "property_order": "mine"}}, "structured_outputs.property_order"),
         ({"structured_outputs": {"json": SCHEMA, "whitespace_pattern": " ", "disable_any_whitespace": True}},
          "structured_outputs.whitespace_pattern"),
         ({"json_schema": "{"}, "json_schema"),
