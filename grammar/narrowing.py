@@ -19,6 +19,7 @@ from specdec.grammar.words import Words
 MOST = Freedom(open_keys=True, tight_keys=True, tight_items=True, tight_values=True)
 MANY = 256  # tokens of which hardly all lead to nothing
 LAST_ITEMS = 3  # of an array, for which all that may follow is tried
+MAX_COMPARED = 64  # items that are there already: of more, few are like each other
 SMALL = 16  # tokens of a row which are all tried
 FEW = 8  # tokens that are tried one by one before all are at once
 NUMBER_BYTES = b"-+.0123456789eE"
@@ -154,7 +155,7 @@ class Narrowing:
         tokens = tokens_of(words_W & ~self._blanks_W).tolist()
         if len(tokens) <= SMALL and (_is_nearly_full(checker) or _is_copy(checker)):
             yield from sorted(tokens, key=lambda token: self._table.spelled[token][:1] not in b"}]")
-        elif not checker.records:
+        elif not checker.records or len(checker.seen) > MAX_COMPARED:
             return
         elif len(tokens) <= MANY and text.place is Place.BETWEEN and any(isinstance(v, tuple) for v in checker.seen):
             for token in tokens:
@@ -415,7 +416,7 @@ def _is_copy(checker: Checker) -> bool:
             return False
         path.append(checker)
         checker = checker.outer
-    values = list(checker.seen) if path else []
+    values = list(checker.seen) if path and len(checker.seen) <= MAX_COMPARED else []
     for container in reversed(path):
         values = [inner for value in values for inner in _like(value, container)]
     return bool(values)
