@@ -4,7 +4,6 @@ It forbids what makes the whole value false, and every key that an object has al
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec.grammar.json_text import Kind, Scalar
-from specdec.grammar.numbers import Beginning, Divisor, spelling, sure_length
+from specdec.grammar.numbers import Beginning, Divisor, Span, spelling, sure_length
 from specdec.grammar.rules import Canonical, Rule, canonical
 from specdec.grammar.shapes import found_in
 from specdec.grammar.words import Words
@@ -21,7 +20,6 @@ from specdec.grammar.words import Words
 # What is known of a value that is not complete: None while what follows decides.
 Verdict = bool | None
 
-MAX_NUMBERS_TRIED = 64  # for the one that a beginning may become
 MAX_REMEMBERED = 4_096  # layouts, and names of keys for each
 MAX_TRIED = 64  # keys of one object, to see which alternatives leave
 _KINDS = ("null", "boolean", "number", "string", "array", "object")
@@ -46,8 +44,12 @@ def holds(rule: Rule, value: Scalar) -> bool:
 
 def _begun(rule: Rule, kind: str, beginning: Beginning | None = None) -> Verdict:
     """What a rule says of a value of which no more than its kind is known, and how it begins if it is a number."""
-    if beginning is not None and not all(map(beginning.may_become_multiple, rule.multiples)):
-        return False
+    if beginning is not None:
+        if not all(map(beginning.may_become_multiple, rule.multiples)):
+            return False
+        span = rule.few_span()
+        if span is not None and not _may_become(rule, span, beginning.text):
+            return False
     verdict: Verdict = None if kind in ("object", "array") else True
     if rule.kinds is not None and kind not in rule.kinds:
         if not (kind == "number" and "integer" in rule.kinds):
@@ -59,24 +61,18 @@ def _begun(rule: Rule, kind: str, beginning: Beginning | None = None) -> Verdict
         verdict = None
     if (rule.number_tests and kind == "number") or (rule.string_tests and kind == "string"):
         verdict = None
-    if kind == "number" and beginning is not None and not _may_become(rule, beginning.text):
-        return False
     return _and(verdict, _combined(rule, lambda inner: _begun(inner, kind, beginning), kind == "number"))
 
 
-def _may_become(rule: Rule, beginning: str) -> bool:
-    """Whether a number that begins so may hold. True also where too many would have to be tried, or it has an
-    exponent."""
-    span = rule.span()
-    if span is None or not beginning or "e" in beginning.lower():
+def _may_become(rule: Rule, span: Span, beginning: str) -> bool:
+    """Whether a number that begins so may hold, where all that do are in `span`. True also where many would have to be
+    tried, or it has an exponent."""
+    if not beginning or "e" in beginning.lower():
         return True
     if beginning == "-":
-        return any(_may_become(rule, f"-{digit}") for digit in range(10))
-    numbers = itertools.islice(span.beginning(beginning), MAX_NUMBERS_TRIED + 1)
-    for count, number in enumerate(numbers):
-        if count == MAX_NUMBERS_TRIED or holds(rule, Decimal(number.numerator) / number.denominator):
-            return True
-    return False
+        return any(_may_become(rule, span, f"-{digit}") for digit in range(10))
+    few = span.few(beginning)
+    return few is None or any(holds(rule, number) for number in few)
 
 
 def _unknown(rule: Rule) -> Verdict:
@@ -193,8 +189,7 @@ class Links:
         if self._divisors is None:
             rules = _inner_first(self.attached)
             self._divisors = frozenset(divisor for rule in rules for divisor in rule.multiples)
-            # Between bounds there may be none left even so.
-            self._sure_length = 0 if any(rule.span() for rule in rules) else sure_length(self._divisors)
+            self._sure_length = sure_length(self._divisors, (span for rule in rules if (span := rule.few_span())))
         return self._divisors
 
     def of_kind(self, kind: Kind) -> tuple[Verdict, ...]:
@@ -381,6 +376,7 @@ _ANY_KEY = "\0"
 _NO_KEYS: frozenset[str] = frozenset()
 _NO_VALUES: frozenset[Canonical] = frozenset()
 _NO_WORDS = Words()
+_BRACKETS = ("[", "{")  # that canonical values of containers begin with
 
 
 class Checker:
@@ -389,8 +385,9 @@ class Checker:
     `count` items, or keys; the `name` of the last key and, until its value is complete, its `links`; `more`: a comma
     asks for another. `bad` rules, as bits, are those that a child has made false; `hits` the items that count, for each
     counting rule; `loose`, for children that somebody must look at, who has and whom it makes false otherwise; `seen`
-    the items, and whether one was `repeated`; `key_words`, `strings` and `numbers` those that must not come again, as
-    they are written. Where it `records`, `parts` are the values so far, the last one first.
+    the items, those of them that are `containers`, and whether one was `repeated`; `key_words`, `strings` and `numbers`
+    those that must not come again, as they are written. Where it `records`, `parts` are the values so far, the last one
+    first.
     `answers`, `leading_on` and `rows` are for whoever asks it what may follow.
     """
 
@@ -402,6 +399,7 @@ class Checker:
         "_verdicts",
         "answers",
         "bad",
+        "containers",
         "count",
         "hits",
         "key_words",
@@ -436,6 +434,7 @@ class Checker:
         self.hits: tuple[int, ...] = (0,) * len(layout.counting)
         self.loose: tuple[tuple[int, int], ...] = ()
         self.seen = _NO_VALUES
+        self.containers = _NO_VALUES
         self.strings = _NO_WORDS
         self.numbers = _NO_WORDS
         self.repeated = False
@@ -512,7 +511,7 @@ class Checker:
     @property
     def knows_numbers(self) -> bool:
         """Whether `may_begin` sees by itself how a number may go on."""
-        return not self.layout.unique and all(rule.tests_multiples for rule in self._links().attached)
+        return not self.layout.unique and all(rule.span() for rule in self._links().attached)
 
     @property
     def looks_at_multiples(self) -> bool:
@@ -613,6 +612,7 @@ class Checker:
         copy.hits = self.hits
         copy.loose = self.loose
         copy.seen = self.seen
+        copy.containers = self.containers
         copy.strings = self.strings
         copy.numbers = self.numbers
         copy.repeated = self.repeated
@@ -668,6 +668,8 @@ class Checker:
             after.seen = self.seen | {value}
             if isinstance(value, str):
                 after.strings = self.strings.with_word(value.encode(errors="surrogatepass"))
+            elif isinstance(value, tuple) and value[0] in _BRACKETS:
+                after.containers = self.containers | {value}
             elif isinstance(value, Decimal):
                 after.numbers = self.numbers.with_word(spelling(value).encode())
                 if not value:

@@ -326,11 +326,11 @@ class _Writer:
             lines += ["pair: STRING COLON any"]
         text = "\n".join(lines) + "\n"
         freedom = Freedom(
-            self._has_open_keys,
-            self._has_tight_keys,
-            self._has_tight_items,
-            any(map(_has_few_scalars, self._unions.values())),
-            self._any_order,
+            open_keys=self._has_open_keys,
+            tight_keys=self._has_tight_keys,
+            tight_items=self._has_tight_items,
+            tight_values=any(map(_has_few_scalars, self._unions.values())),
+            any_order=self._any_order,
         )
         return Written(text, frozenset(self._refusals), freedom)
 

@@ -19,7 +19,7 @@ from specdec.grammar.words import Words
 MOST = Freedom(open_keys=True, tight_keys=True, tight_items=True, tight_values=True)
 MANY = 256  # tokens of which hardly all lead to nothing
 LAST_ITEMS = 3  # of an array, for which all that may follow is tried
-MAX_COMPARED = 64  # items that are there already: of more, few are like each other
+MAX_COMPARED = 256  # containers that are there already: of more, few are like each other
 SMALL = 16  # tokens of a row which are all tried
 FEW = 8  # tokens that are tried one by one before all are at once
 NUMBER_BYTES = b"-+.0123456789eE"
@@ -64,11 +64,15 @@ class Narrowing:
 
     def goes_on(self, words_W: NDArray[np.int32], text: JsonText) -> bool:
         """Whether one of the first tokens of a row, not narrowed yet, is allowed and no suspect: most often one is."""
-        if self._looks_far(text):
+        checker = _checker(text)
+        if self._looks_for_copies(checker) and (_is_nearly_full(checker) or _is_copy(checker)):
             return False
+        kinds, is_tight = self._refusable(text), self._is_tight(text)
         ends: dict[bytes, Words | None] = {}
-        for token in tokens_of(words_W & ~self._table.end_words_W)[:FEW].tolist():
-            if self.may_follow(text, token) and not (self._is_tight(text) and self._is_suspect(text, token, ends)):
+        for token in tokens_of(words_W & ~self._table.end_words_W & ~self._blanks_W)[:FEW].tolist():
+            if not self.may_follow(text, token) or (is_tight and self._is_repeating(text, token, ends)):
+                continue
+            if not (kinds and self._is_astray(text, token, kinds)) and not self._is_copying(text, token):
                 return True
         return False
 
@@ -85,12 +89,16 @@ class Narrowing:
 
     def _ending(self, text: JsonText, token: int) -> int | None:
         """What is said behind a string that a token ends, where that is all that matters; None for other tokens."""
-        if text.place is not Place.STRING or text.escaped or _is_nearly_full(_checker(text)):
+        checker = _checker(text)
+        if text.place is not Place.STRING or text.escaped or _is_nearly_full(checker):
+            return None
+        if checker.outer is not None and checker.outer.records:  # a container that closes is compared as a whole
             return None
         place = self._outlines.rest_V.item(token)
         return place if place >= 0 and not self._outlines.texts[place].endswith((b'"', b"0")) else None
 
-    def _is_suspect(self, text: JsonText, token: int, ends: dict[bytes, Words | None]) -> bool:
+    def _is_repeating(self, text: JsonText, token: int, ends: dict[bytes, Words | None]) -> bool:
+        """Whether a token is on the way to a key or an item that is there already."""
         if text.place is Place.KEY or text.place is Place.STRING:
             data = self._table.spelled[token]
             if _used(text).any_begins(_beginning(text) + data):
@@ -107,14 +115,6 @@ class Narrowing:
         is_tight = self._freedom.tight_items or self._freedom.tight_values
         return self._freedom.tight_keys if layout.is_object else layout.unique and is_tight
 
-    def _looks_far(self, text: JsonText) -> bool:
-        """Whether more is suspected here than what is there already."""
-        checker = _checker(text)
-        if not self._freedom.tight_values or (checker.outer is None and checker.is_idle):
-            return False
-        kinds = (Kind.NUMBER, Kind.STRING)
-        return checker.records or any(map(checker.may_refuse, kinds)) or _is_nearly_full(checker)
-
     def suspects(self, words_W: NDArray[np.int32], text: JsonText) -> list[int]:
         """Those of the tokens of a narrowed row that may lead to where nothing is allowed."""
         found = dict.fromkeys((*self._repeating(words_W, text), *self._astray(words_W, text)))
@@ -125,43 +125,51 @@ class Narrowing:
         """How many tokens of a row there are beside blanks."""
         return int(np.bitwise_count((words_W & ~self._blanks_W).view(np.uint32)).sum())
 
+    def _refusable(self, text: JsonText) -> list[Kind]:
+        """The kinds of scalars of which some may not end, where the text is in one or may come to one."""
+        if not self._freedom.tight_values or text.place is Place.KEY or text.place is Place.LITERAL:
+            return []
+        kinds = [kind for kind in (Kind.NUMBER, Kind.STRING) if _checker(text).may_refuse(kind)]
+        own = {Place.NUMBER: Kind.NUMBER, Place.STRING: Kind.STRING}.get(text.place)
+        return kinds if own is None or own in kinds else []
+
     def _astray(self, words_W: NDArray[np.int32], text: JsonText) -> Iterator[int]:
         """The tokens that go on with a scalar which may not end as it stands, where some may not end at all."""
-        checker = _checker(text)
-        kinds = [kind for kind in (Kind.NUMBER, Kind.STRING) if self._freedom.tight_values and checker.may_refuse(kind)]
-        if text.place is Place.KEY or text.place is Place.LITERAL or not kinds:
-            return
-        in_string = text.place is Place.STRING
-        if (in_string and Kind.STRING not in kinds) or (text.place is Place.NUMBER and Kind.NUMBER not in kinds):
-            return
-        tokens = tokens_of(words_W).tolist()
-        for token in tokens if len(tokens) <= (SMALL if in_string else MANY) else ():
-            after = self.after(text, token) if self._table.spelled[token] else None
-            if after is None or after.open != text.open:
-                continue
-            if after.place is Place.NUMBER:
-                is_whole = after.raw[-1:].isdigit()
-                seen = Kind.NUMBER not in kinds or _checker(after).knows_numbers
-                if not seen and not (is_whole and after.ended() is not None):
-                    yield token
-            elif after.place is Place.STRING and Kind.STRING in kinds:
-                yield token
+        kinds = self._refusable(text)
+        tokens = tokens_of(words_W).tolist() if kinds else []
+        if len(tokens) <= (SMALL if text.place is Place.STRING else MANY):
+            yield from (token for token in tokens if self._is_astray(text, token, kinds))
+
+    def _is_astray(self, text: JsonText, token: int, kinds: list[Kind]) -> bool:
+        after = self.after(text, token) if self._table.spelled[token] else None
+        if after is None or after.open != text.open:
+            return False
+        if after.place is Place.NUMBER:
+            seen = Kind.NUMBER not in kinds or _checker(after).knows_numbers
+            return not seen and not (after.raw[-1:].isdigit() and after.ended() is not None)
+        return after.place is Place.STRING and Kind.STRING in kinds
 
     def _copying(self, words_W: NDArray[np.int32], text: JsonText) -> Iterator[int]:
         """The tokens inside a container, or that open one, which may become like one that is there already."""
         checker = _checker(text)
-        if not self._freedom.tight_values or checker.outer is None:
+        if not self._looks_for_copies(checker):
             return
         tokens = tokens_of(words_W & ~self._blanks_W).tolist()
         if len(tokens) <= SMALL and (_is_nearly_full(checker) or _is_copy(checker)):
             yield from sorted(tokens, key=lambda token: self._table.spelled[token][:1] not in b"}]")
-        elif not checker.records or len(checker.seen) > MAX_COMPARED:
-            return
-        elif len(tokens) <= MANY and text.place is Place.BETWEEN and any(isinstance(v, tuple) for v in checker.seen):
-            for token in tokens:
-                after = self.after(text, token)
-                if after is not None and len(after.open) > len(text.open) and _is_copy(_checker(after)):
-                    yield token
+        elif len(tokens) <= MANY:
+            yield from (token for token in tokens if self._is_copying(text, token))
+
+    def _looks_for_copies(self, checker: Checker) -> bool:
+        return self._freedom.tight_values and checker.outer is not None
+
+    def _is_copying(self, text: JsonText, token: int) -> bool:
+        """Whether a token opens a container that is, so far, like one that is there already."""
+        checker = _checker(text)
+        if not self._freedom.tight_values or text.place is not Place.BETWEEN or not checker.containers:
+            return False
+        after = self.after(text, token)
+        return after is not None and len(after.open) > len(text.open) and _is_copy(_checker(after))
 
     def _repeating(self, words_W: NDArray[np.int32], text: JsonText) -> list[int]:
         """The tokens on the way to a key or an item that is there already."""
@@ -416,7 +424,7 @@ def _is_copy(checker: Checker) -> bool:
             return False
         path.append(checker)
         checker = checker.outer
-    values = list(checker.seen) if path and len(checker.seen) <= MAX_COMPARED else []
+    values = list(checker.containers) if path and len(checker.containers) <= MAX_COMPARED else []
     for container in reversed(path):
         values = [inner for value in values for inner in _like(value, container)]
     return bool(values)

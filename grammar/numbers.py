@@ -20,6 +20,7 @@ MAX_DIGITS = 400
 # Of what multiples a grammar is written: without its factors of ten, and behind the point.
 MAX_DIVISOR, MAX_PLACES = 10_000, 12
 MULTIPLE_LENGTH = 24  # characters without the sign, of a multiple that is checked while it is written
+MAX_FEW = 64  # numbers that are looked at one by one
 
 
 def at_least(bound: Decimal, exclusive: bool, integral: bool) -> str:
@@ -52,62 +53,6 @@ def spelling(value: Decimal) -> str:
 def fits(value: Decimal) -> bool:
     """Whether a number can be written out in at most 400 digits on either side."""
     return value.is_finite() and (value == 0 or -MAX_DIGITS < value.adjusted() < MAX_DIGITS)
-
-
-def common_decimal(first: Decimal, second: Decimal) -> Decimal:
-    """`common_multiple` of decimals, exact within the precision of the context."""
-    common = common_multiple(Fraction(first), Fraction(second))
-    return Decimal(common.numerator) / Decimal(common.denominator)
-
-
-def is_small_divisor(divisor: Decimal) -> bool:
-    """Whether a grammar of its multiples can be built: the automaton has a state for each remainder, and takes seconds
-    from 100,000 on."""
-    shortest = divisor.normalize()
-    places = -int(shortest.as_tuple().exponent)
-    return divisor < 1 << 31 and places <= MAX_PLACES and shortest.scaleb(places) <= MAX_DIVISOR
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Multiples of `step` from `least` to `most`, None where there is no bound on that side."""
-
-    step: Fraction
-    least: Fraction | None = None
-    most: Fraction | None = None
-
-    def beginning(self, text: str) -> Iterator[Fraction]:
-        """Those whose spelling begins with `text`, a sign and a digit at least: without an exponent, of at most
-        `MULTIPLE_LENGTH` characters beside the sign, or `SHORT_LENGTH` as in `SHORT_NUMBER`. In order from each number
-        of digits on."""
-        digits = text.lstrip("-")
-        is_short = self.step.denominator > 1 and (self.least is not None or self.most is not None)
-        left = MULTIPLE_LENGTH - len(digits)
-        left_behind = (SHORT_LENGTH if is_short else MULTIPLE_LENGTH) - len(digits)  # of what has a point
-        whole, point, fraction = digits.partition(".")
-        first, size = Fraction(int(whole + fraction), 10 ** len(fraction)), Fraction(1, 10 ** len(fraction))
-        is_whole = self.step.denominator == 1
-        least, most = self.least, self.most
-        if text.startswith("-"):
-            least, most = None if most is None else -most, None if least is None else -least
-        # With more digits before a point, if it does not begin with a zero, and behind one.
-        for more in range((0 if point or not int(whole) else left) + 1):
-            places = max(0, len(fraction) + left_behind if point else left_behind - more - 1)
-            step = self.step if is_whole else common_multiple(self.step, Fraction(1, 10**places))
-            start, end = first * 10**more, (first + size) * 10**more
-            start = start if least is None else max(start, least)
-            value = math.ceil(start / step) * step
-            while value < end and (most is None or value <= most):
-                yield -value if text.startswith("-") else value
-                value += step
-
-
-def common_multiple(first: Fraction, second: Fraction) -> Fraction:
-    """The least number above zero that both divide."""
-    return Fraction(
-        math.lcm(first.numerator * second.denominator, second.numerator * first.denominator),
-        first.denominator * second.denominator,
-    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -166,11 +111,15 @@ class Beginning:
         return False
 
 
-def sure_length(divisors: Iterable[Divisor]) -> int:
-    """Up to how many digits a whole number other than 0 may surely become a multiple of each: with those that are
-    left, all numbers from one multiple to the next can be written."""
-    spans = (math.lcm(divisor.numerator, divisor.denominator) // divisor.denominator for divisor in divisors)
-    return MULTIPLE_LENGTH - len(str(max(spans, default=1)))
+def sure_length(divisors: Iterable[Divisor], spans: Iterable[Span] = ()) -> int:
+    """Up to how many digits a whole number other than 0 may surely become a multiple of each divisor, and one of more
+    than a few numbers of each span: with those that are left, all from one multiple to the next can be written."""
+    spans = list(spans)
+    if any(span.is_bounded for span in spans):
+        return 0
+    apart = [math.lcm(divisor.numerator, divisor.denominator) // divisor.denominator for divisor in divisors]
+    apart += (span.step.numerator * (MAX_FEW + 1) for span in spans)
+    return MULTIPLE_LENGTH - len(str(max(apart, default=1)))
 
 
 def _has_multiple(digits: int, behind: int, more: int, places: int, divisor: Divisor) -> bool:
@@ -180,6 +129,84 @@ def _has_multiple(digits: int, behind: int, more: int, places: int, divisor: Div
     size: int = 10 ** (more + places - behind) * divisor.denominator
     apart = math.lcm(divisor.numerator * 10**places, divisor.denominator)
     return -digits * size % apart < size
+
+
+def common_decimal(first: Decimal, second: Decimal) -> Decimal:
+    """`common_multiple` of decimals, exact within the precision of the context."""
+    common = common_multiple(Fraction(first), Fraction(second))
+    return Decimal(common.numerator) / Decimal(common.denominator)
+
+
+def is_small_divisor(divisor: Decimal) -> bool:
+    """Whether a grammar of its multiples can be built: the automaton has a state for each remainder, and takes seconds
+    from 100,000 on."""
+    shortest = divisor.normalize()
+    places = -int(shortest.as_tuple().exponent)
+    return divisor < 1 << 31 and places <= MAX_PLACES and shortest.scaleb(places) <= MAX_DIVISOR
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Multiples of `step` from `least` to `most`, None where there is no bound on that side."""
+
+    step: Fraction
+    least: Fraction | None = None
+    most: Fraction | None = None
+
+    def few(self, text: str) -> Iterator[Decimal] | None:
+        """Those whose spelling begins with `text`, a sign and a digit at least: without an exponent, of at most
+        `MULTIPLE_LENGTH` characters beside the sign, or `SHORT_LENGTH` as in `SHORT_NUMBER`. None where they are more
+        than `MAX_FEW`."""
+        digits = text.lstrip("-")
+        unit = math.lcm(*(value.denominator for value in (self.step, self.least, self.most) if value is not None))
+        unit *= 10 ** max(MULTIPLE_LENGTH, len(digits))  # all there is are multiples of one divided by it
+        runs: list[range] = []
+        count = 0
+        for start, end, apart in self._runs(digits, text.startswith("-"), unit):
+            count += max(0, -((start - end) // apart))
+            if count > MAX_FEW:
+                return None
+            runs.append(range(start, end, apart))
+        sign = -1 if text.startswith("-") else 1
+        return (Decimal(sign * value) / unit for run in runs for value in run)
+
+    def _runs(self, digits: str, is_negative: bool, unit: int) -> Iterator[tuple[int, int, int]]:
+        """The numbers without their sign, in `unit`s, for each number of digits before the point: from where on, up to
+        where, and how far apart. Of most digits first, as there are most of them."""
+        left = MULTIPLE_LENGTH - len(digits)
+        is_whole, is_short = self.step.denominator == 1, self.step.denominator > 1 and self.is_bounded
+        left_behind = (SHORT_LENGTH if is_short else MULTIPLE_LENGTH) - len(digits)  # of what has a point
+        step, least, most = (None if v is None else int(v * unit) for v in (self.step, self.least, self.most))
+        assert step is not None
+        if is_negative:
+            least, most = None if most is None else -most, None if least is None else -least
+        whole, point, fraction = digits.partition(".")
+        size = unit // 10 ** len(fraction)
+        begun = int(whole + fraction) * size
+        # With more digits before a point, if it does not begin with a zero, and behind one.
+        for more in range(0 if point or not int(whole) else left, -1, -1):
+            start, end = begun * 10**more, (begun + size) * 10**more  # the first one that does not begin so
+            if least is not None and start < least:
+                start = least
+            if most is not None and end > most:
+                end = most + 1
+            if start < end:
+                places = len(fraction) + left_behind if point else left_behind - more - 1
+                apart = step if is_whole else math.lcm(step, unit // 10 ** max(0, places))
+                yield -(-start // apart) * apart, end, apart
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether there is a bound on either side."""
+        return self.least is not None or self.most is not None
+
+
+def common_multiple(first: Fraction, second: Fraction) -> Fraction:
+    """The least number above zero that both divide."""
+    return Fraction(
+        math.lcm(first.numerator * second.denominator, second.numerator * first.denominator),
+        first.denominator * second.denominator,
+    )
 
 
 def integers_between(least: Decimal, above: bool, most: Decimal, below: bool) -> tuple[Decimal, Decimal]:

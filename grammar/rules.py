@@ -8,7 +8,7 @@ import functools
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
 from specdec.grammar.numbers import Divisor, Span, common_multiple
 
@@ -29,6 +29,7 @@ class Rule:
     """
 
     __slots__ = (
+        "_few_span",
         "_span",
         "_tests_all_numbers",
         "additional",
@@ -85,6 +86,7 @@ class Rule:
         self.least: Fraction | None = None
         self.most: Fraction | None = None
         self._span: Span | bool | None = None
+        self._few_span: Span | Literal[False] | None = False  # which is not known yet
         self.string_tests: tuple[Callable[[str], bool], ...] = ()
 
         self.looks = True
@@ -154,8 +156,7 @@ class Rule:
             yield from rule.same()
 
     def span(self) -> Span | None:
-        """Where numbers that hold can be looked for one after the other, if there is a bound and a test asks for
-        multiples."""
+        """Where numbers that hold can be looked for one after the other, if they can, and a test asks for multiples."""
         if self._span is None:
             rules = list(self.same())
             steps = [step for rule in rules for step in rule.steps]
@@ -163,16 +164,22 @@ class Rule:
                 steps.append(Fraction(1))
             bounds = ([rule.least for rule in rules], [rule.most for rule in rules])
             least, most = ([bound for bound in found if bound is not None] for found in bounds)
-            tested = bool(steps) and bool(least or most) and self.tests_multiples
+            tested = bool(steps) and self._tests_multiples()
             self._span = tested and Span(
                 functools.reduce(common_multiple, steps), max(least, default=None), min(most, default=None)
             )
         return self._span if isinstance(self._span, Span) else None
 
-    @property
-    def tests_multiples(self) -> bool:
-        """Whether a test asks for multiples, or for what is none."""
-        return bool(self.multiples) or any(rule.tests_multiples for rule in self.inner())
+    def few_span(self) -> Span | None:
+        """`span`, where it matters which few numbers are left: not if all multiples of one number hold."""
+        if self._few_span is False:
+            more = self.whole or len(self.steps) != 1 or len(self.number_tests) > 1 or any(True for _ in self.inner())
+            span = self.span()
+            self._few_span = span if span is not None and (more or span.is_bounded) else None
+        return self._few_span
+
+    def _tests_multiples(self) -> bool:
+        return bool(self.multiples) or any(rule._tests_multiples() for rule in self.inner())
 
     def named(self) -> Iterator[str]:
         """The keys whose presence this rule asks for, forbids or makes depend on something."""

@@ -249,6 +249,8 @@ def test_the_official_suite_is_judged_right_without_a_grammar(draft: int) -> Non
 )
 def test_a_number_is_begun_only_where_it_may_become_a_multiple(beginning: str, divisor: str, may_be: bool) -> None:
     assert Beginning(beginning).may_become_multiple(Divisor.of(Decimal(divisor))) is may_be
+    judge = judge_of({"type": "number", "multipleOf": read_json(divisor)})
+    assert judge.start().may_begin(beginning) is may_be
 
 
 @pytest.mark.parametrize(
