@@ -29,6 +29,7 @@ Answer = TypeVar("Answer")
 ROWS_AT_ONCE = 16
 MAX_ROWS = 10_000
 MAX_ROWS_AHEAD = 64  # for all tokens of a row that are suspected to lead nowhere
+ROWS_KEPT = 2  # of them, for each
 
 
 class MatcherFailed(Exception):
@@ -307,11 +308,16 @@ class TreeConstraint:
     def _look_ahead(self, path: tuple[int, ...], row_W: NDArray[np.int32], narrowing: Narrowing) -> None:
         """Clear the bits of tokens after which nothing more would be allowed, as far as that is suspected and seen."""
         suspects = narrowing.suspects(row_W, self._text(path))
-        rows_left = [MAX_ROWS_AHEAD]
-        for token in suspects:
+        left = MAX_ROWS_AHEAD
+        for index, token in enumerate(suspects):
             if narrowing.is_known_to_lead_on(self._text(path), token):
                 continue
-            if self._leads_on((*path, token), narrowing, rows_left):
+            # One that goes on and on leaves enough to see which of the others end at once.
+            share = max(left - ROWS_KEPT * (len(suspects) - index - 1), min(left, ROWS_KEPT))
+            rows_left = [share]
+            leads_on = self._leads_on((*path, token), narrowing, rows_left)
+            left -= share - rows_left[0]
+            if leads_on:
                 narrowing.leads_on(self._text(path), token)
             else:
                 row_W.view(np.uint32)[token >> 5] &= 0xFFFFFFFF ^ 1 << (token & 31)

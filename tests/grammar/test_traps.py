@@ -104,6 +104,22 @@ def test_a_bounded_integer_with_a_checked_multiple_always_ends(schema: dict[str,
         assert judge.is_valid(read_json(b"".join(map(BYTES.vocabulary.tokenizer.token_bytes, tokens)).decode()))
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "multipleOf": 99_991, "not": {"multipleOf": 99_989}},
+        {"type": "array", "uniqueItems": True, "minItems": 15, "items": {"$ref": "#/$defs/pair"}},
+    ],
+    ids=str,
+)
+def test_a_text_that_goes_on_and_on_never_runs_into_a_dead_end(schema: dict[str, Any]) -> None:
+    pair = {"type": "array", "items": {"enum": list(range(10))}, "minItems": 2, "maxItems": 2}
+    grammar = BYTES.compiler.compile(JsonSchema({**schema, "$defs": {"pair": pair}}, "compact"))
+    for seed in range(3):
+        _, outcome, why = BYTES.walker.walk(grammar, random.Random(seed), 100, Times())
+        assert outcome != "dead_end", why
+
+
 @pytest.mark.parametrize("seed", range(0, 60, 20))
 def test_all_short_arrays_that_hold_can_be_written_and_no_others(seed: int) -> None:
     print("seeds from", seed)
