@@ -108,14 +108,14 @@ def test_a_bounded_integer_with_a_checked_multiple_always_ends(schema: dict[str,
     "schema",
     [
         {"type": "integer", "multipleOf": 99_991, "not": {"multipleOf": 99_989}},
-        {"type": "array", "uniqueItems": True, "minItems": 15, "items": {"$ref": "#/$defs/pair"}},
+        {"type": "array", "uniqueItems": True, "minItems": 96, "items": {"$ref": "#/$defs/pair"}},
     ],
     ids=str,
 )
 def test_a_text_that_goes_on_and_on_never_runs_into_a_dead_end(schema: dict[str, Any]) -> None:
     pair = {"type": "array", "items": {"enum": list(range(10))}, "minItems": 2, "maxItems": 2}
     grammar = BYTES.compiler.compile(JsonSchema({**schema, "$defs": {"pair": pair}}, "compact"))
-    for seed in range(3):
+    for seed in range(4, 7):
         _, outcome, why = BYTES.walker.walk(grammar, random.Random(seed), 100, Times())
         assert outcome != "dead_end", why
 
