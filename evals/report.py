@@ -113,8 +113,8 @@ def structured_tables(report: Report) -> list[Table]:
     keys = ("right", "accepted_invalid", "rejected_valid", "refused", "schemas", "compiled")
     share = f" ({report['right'] / report['tests']:.1%})" if report["tests"] else ""
     tests.add_row(str(report["tests"]), f"{report['right']}{share}", *(str(report[key]) for key in keys[1:]))
-    walks = _table(f"random texts, seed {report['seed']}", "valid", "dead end", "unfinished", "invalid")
-    ends = ("walks_valid", "walks_dead_end", "walks_unfinished", "walks_invalid")
+    walks = _table(f"random texts, seed {report['seed']}", "valid", "dead end", "unfinished", "invalid", "long")
+    ends = ("walks_valid", "walks_dead_end", "walks_unfinished", "walks_invalid", "walks_long")
     walks.add_row(str(report["walks"]), *(str(report[key]) for key in ends))
     times = _table("CPU time", "median", "99 %", "longest")
     for name, key in (

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from specdec.errors import ConstraintError, InvalidRequest
 from specdec.evals.cases import SUITE_URL, Case, Instance, parse, write
+from specdec.evals.closing import Closing
 from specdec.evals.orders import Orders, ranks
 from specdec.evals.second_opinion import SecondOpinion
 from specdec.evals.vocabulary import EvalVocabulary
@@ -75,6 +76,7 @@ class Counts:
     walks: int = 0
     walks_valid: int = 0
     walks_dead_end: int = 0
+    walks_long: int = 0
     walks_unfinished: int = 0
     walks_invalid: int = 0
 
@@ -104,8 +106,9 @@ def measure(
     """The report of all cases. `compile_schema` makes the grammar of a schema's text, or raises `InvalidRequest`.
 
     `tests` = right + accepted_invalid + rejected_valid + refused; `unsatisfiable` counts schemas that were refused
-    because nothing satisfies them: right where no test is valid. Cases that refer to a document of the official suite
-    that is not among `remotes` are counted apart, in `missing_remotes`.
+    because nothing satisfies them: right where no test is valid. `walks_long` are random texts that had not come to an
+    end within their length, whatever became of them then (`long` says of which schemas). Cases that refer to a document
+    of the official suite that is not among `remotes` are counted apart, in `missing_remotes`.
     """
     run = _Run(vocabulary, compile_schema, settings, remotes or {})
     for number, case in enumerate(cases):
@@ -127,6 +130,7 @@ class _Run:
         self._counts = Counts()
         self._times = Times()
         self._failing: list[dict[str, str]] = []
+        self._long: list[dict[str, Any]] = []
         self._missing: list[Case] = []
         self._excused = Counter[tuple[str, str]]()
 
@@ -159,6 +163,7 @@ class _Run:
         found["compile_ms"] = spread(times.compile_ms)
         found["mask_us"] = spread(times.mask_us)
         found["failing"] = self._failing
+        found["long"] = self._long
         found["first_mask_ms"] = spread(times.first_mask_ms)
         found["tree_us"] = spread(times.tree_us)
         found["tree_rows"] = spread(times.tree_rows)
@@ -187,8 +192,7 @@ class _Run:
     def _test(self, case: Case, instance: Instance, grammar: Grammar) -> int | None:
         """Replay one instance; the number of its tokens if it is valid."""
         counts = self._counts
-        spelling = self._vocabulary.spelling
-        text = spelling.respelled(write(instance.value)) if instance.text is None else instance.text
+        text = self._written(instance)
         replay = self._replay(grammar, text)
         if replay.place is not None and self._settings.any_order:
             effort = 1.0 if instance.valid else 0.1
@@ -206,6 +210,11 @@ class _Run:
             return len(self._vocabulary.encode(text)) if instance.valid else None
         except ValueError:
             return None
+
+    def _written(self, instance: Instance) -> str:
+        """How an instance is written."""
+        spelling = self._vocabulary.spelling
+        return spelling.respelled(write(instance.value)) if instance.text is None else instance.text
 
     def _other_orders(
         self, case: Case, text: str, grammar: Grammar, replay: Replay, max_orders: int, max_bytes: float
@@ -249,11 +258,17 @@ class _Run:
     def _walks(self, case: Case, grammar: Grammar, budget: int) -> None:
         counts, settings = self._counts, self._settings
         judge = validator(case.schema, self._remotes, settings.formats)
-        unfinished = 0
+        known = [self._written(instance).encode() for instance in case.tests if instance.valid]
+        unfinished, long = 0, 0
         for number in range(settings.walks):
             rng = random.Random(f"{settings.seed} {case.id} {number}")
             tokens, outcome, reason = self._walker.walk(grammar, rng, budget, self._times)
             counts.walks += 1
+            if outcome == "unfinished":
+                counts.walks_long += 1
+                long += 1
+                more, outcome, reason = self._walker.close(grammar, rng, budget, self._times, tokens, known)
+                tokens += more
             if outcome == "finished":
                 data = b"".join(map(self._vocabulary.tokenizer.token_bytes, tokens))
                 wrong = self._problem(case, data, judge)
@@ -270,8 +285,11 @@ class _Run:
                 case "invalid":
                     counts.walks_invalid += 1
                     self._fail(f"{case.id}/walk {number}", "walk_invalid", reason)
+        if long:
+            self._long.append({"id": case.id, "walks": long})
         if unfinished:
-            self._fail(case.id, "walk_unfinished", f"{unfinished} of {settings.walks} walks, {budget} tokens each")
+            reason = f"{unfinished} of {settings.walks} walks, {budget} tokens each and {budget} to close"
+            self._fail(case.id, "walk_unfinished", reason)
         self._trees(case, grammar)
 
     def _problem(self, case: Case, data: bytes, judge: jsonschema_rs.Validator) -> str | None:
@@ -313,8 +331,9 @@ class Walker:
 
     def __init__(self, vocabulary: EvalVocabulary) -> None:
         self._vocabulary = vocabulary
+        self._spelled = vocabulary.tokenizer.token_bytes_table()[: vocabulary.size]
         structural = np.zeros((vocabulary.size + 31) // 32 * 32, np.bool_)
-        for token, spelled in enumerate(vocabulary.tokenizer.token_bytes_table()[: vocabulary.size]):
+        for token, spelled in enumerate(self._spelled):
             structural[token] = not STRUCTURAL.isdisjoint(spelled)
         structural[vocabulary.end_ids[0]] = True
         # Several end tokens mean the same; the first stands for all.
@@ -327,6 +346,30 @@ class Walker:
         self, grammar: Grammar, rng: random.Random, budget: int, times: Times, start: Sequence[int] = ()
     ) -> tuple[list[int], str, str]:
         """Up to `budget` tokens after `start`, with "finished", "unfinished" or "dead_end", and why that."""
+        return self._write(grammar, rng, budget, times, start, lambda allowed_W: self._draw(allowed_W, rng))
+
+    def close(
+        self,
+        grammar: Grammar,
+        rng: random.Random,
+        budget: int,
+        times: Times,
+        start: Sequence[int],
+        known: Sequence[bytes],
+    ) -> tuple[list[int], str, str]:
+        """As `walk`, but for a text that is to end, drawn by `Closing`; `known` are texts that are right."""
+        closing = Closing(self._spelled, self._vocabulary.ids, self._vocabulary.end_ids[0], known, start)
+        return self._write(grammar, rng, budget, times, start, lambda allowed_W: closing.draw(allowed_W, rng))
+
+    def _write(
+        self,
+        grammar: Grammar,
+        rng: random.Random,
+        budget: int,
+        times: Times,
+        start: Sequence[int],
+        draw: Callable[[NDArray[np.int32]], int],
+    ) -> tuple[list[int], str, str]:
         constraint, tokens = grammar.start(), list[int]()
         try:
             constraint.advance(start)
@@ -336,7 +379,7 @@ class Walker:
                     return tokens, "dead_end", f"nothing may follow {self._text([*start, *tokens])!r}"
                 if len(tokens) == budget:
                     break
-                token = self._draw(allowed_W, rng)
+                token = draw(allowed_W)
                 if token == self._vocabulary.end_ids[0]:
                     return tokens, "finished", ""
                 constraint.advance([token])

@@ -4,6 +4,7 @@ It forbids what makes the whole value false, and every key that an object has al
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
@@ -20,6 +21,7 @@ from specdec.grammar.words import Words
 # What is known of a value that is not complete: None while what follows decides.
 Verdict = bool | None
 
+MAX_NUMBERS_TRIED = 64  # for the one that a beginning may become
 MAX_REMEMBERED = 4_096  # layouts, and names of keys for each
 MAX_TRIED = 64  # keys of one object, to see which alternatives leave
 _KINDS = ("null", "boolean", "number", "string", "array", "object")
@@ -57,7 +59,24 @@ def _begun(rule: Rule, kind: str, beginning: Beginning | None = None) -> Verdict
         verdict = None
     if (rule.number_tests and kind == "number") or (rule.string_tests and kind == "string"):
         verdict = None
+    if kind == "number" and beginning is not None and not _may_become(rule, beginning.text):
+        return False
     return _and(verdict, _combined(rule, lambda inner: _begun(inner, kind, beginning), kind == "number"))
+
+
+def _may_become(rule: Rule, beginning: str) -> bool:
+    """Whether a number that begins so may hold. True also where too many would have to be tried, or it has an
+    exponent."""
+    span = rule.span()
+    if span is None or not beginning or "e" in beginning.lower():
+        return True
+    if beginning == "-":
+        return any(_may_become(rule, f"-{digit}") for digit in range(10))
+    numbers = itertools.islice(span.beginning(beginning), MAX_NUMBERS_TRIED + 1)
+    for count, number in enumerate(numbers):
+        if count == MAX_NUMBERS_TRIED or holds(rule, Decimal(number.numerator) / number.denominator):
+            return True
+    return False
 
 
 def _unknown(rule: Rule) -> Verdict:
@@ -174,7 +193,8 @@ class Links:
         if self._divisors is None:
             rules = _inner_first(self.attached)
             self._divisors = frozenset(divisor for rule in rules for divisor in rule.multiples)
-            self._sure_length = sure_length(self._divisors)
+            # Between bounds there may be none left even so.
+            self._sure_length = 0 if any(rule.span() for rule in rules) else sure_length(self._divisors)
         return self._divisors
 
     def of_kind(self, kind: Kind) -> tuple[Verdict, ...]:
@@ -222,6 +242,7 @@ class Layout:
         "counting",
         "is_object",
         "is_plain",
+        "most",
         "named",
         "named_words",
         "never",
@@ -242,6 +263,7 @@ class Layout:
         self.never = tuple(
             (rule.kinds is not None and kind not in rule.kinds) or rule.listed is not None for rule in self.rules
         )
+        self.most = tuple(_most(rule, is_object) for rule in attached)
         self.unique = not is_object and any(rule.unique for rule in self.rules)
         self.counting = {p: at for at, p in enumerate(p for p, rule in enumerate(self.rules) if rule.contained)}
         self.tracks = any(
@@ -310,6 +332,12 @@ class Layout:
         return links
 
 
+def _most(rule: Rule, is_object: bool) -> int | None:
+    """How many keys or items a rule allows, as far as it says so itself."""
+    found = [rule.most_keys if is_object else rule.most_items, *(_most(inner, is_object) for inner in rule.all_of)]
+    return min((most for most in found if most is not None), default=None)
+
+
 def _inner_first(attached: tuple[Rule, ...]) -> tuple[Rule, ...]:
     found: dict[Rule, None] = {}
 
@@ -370,6 +398,7 @@ class Checker:
         "_alike",
         "_judge",
         "_left",
+        "_refuses",
         "_verdicts",
         "answers",
         "bad",
@@ -413,6 +442,7 @@ class Checker:
         self.records: bool = layout.unique or (outer is not None and outer.records)
         self.parts: Any = None
         self._alike: dict[object, Checker | None] = {}
+        self._refuses: dict[Kind, bool] = {}
         self.answers: dict[tuple[bytes, bool], bool] = {}
         self.leading_on: set[int] = set()
         self._left: Words | None = None
@@ -469,6 +499,21 @@ class Checker:
             self._alike[alike] = after if after._may_be(None) else None
         return self._alike[alike]
 
+    def may_refuse(self, kind: Kind) -> bool:
+        """Whether a string or number that has not been there before may be forbidden, as far as is seen: where all that
+        its kind leaves open turns out false, or true."""
+        if kind not in self._refuses:
+            verdicts = self._links().of_kind(kind)
+            for found in (False, True):
+                after = self._with_child(tuple(found if v is None else v for v in verdicts), (_ANY_KEY,))
+                self._refuses[kind] = self._refuses.get(kind, False) or not after._may_be(None)
+        return self._refuses[kind]
+
+    @property
+    def knows_numbers(self) -> bool:
+        """Whether `may_begin` sees by itself how a number may go on."""
+        return not self.layout.unique and all(rule.tests_multiples for rule in self._links().attached)
+
     @property
     def looks_at_multiples(self) -> bool:
         """Whether it matters how a number begins that comes next, in this container."""
@@ -515,7 +560,7 @@ class Checker:
         assert self.outer is not None
         results = self._judged(None, True)
         assert None not in results
-        value = self._recorded() if self.outer.records else None
+        value = self.recorded() if self.outer.records else None
         after = self.outer._with_child(results, value)
         return after if after._may_be(None) else None
 
@@ -575,6 +620,7 @@ class Checker:
         copy.parts = self.parts
         copy._verdicts = {}
         copy._alike = {}
+        copy._refuses = {}
         copy.answers = {}
         copy.leading_on = set()
         copy._left = None
@@ -628,8 +674,8 @@ class Checker:
                     after.numbers = after.numbers.with_word(b"-0")
         return after
 
-    def _recorded(self) -> Canonical:
-        """The value of a container that is complete."""
+    def recorded(self) -> tuple[Any, ...]:
+        """The value of a container, as far as its items are complete."""
         found = []
         parts = self.parts
         while parts is not None:
@@ -656,7 +702,13 @@ class Checker:
             verdicts: list[Verdict] = []
             for place, rule in enumerate(self.layout.rules):
                 verdicts.append(self._verdict(place, rule, verdicts, child, closed))
-            self._verdicts[key] = tuple(verdicts[place] for place in self.layout.own)
+            own = [verdicts[place] for place in self.layout.own]
+            if child is None and not closed and not self.more:
+                # Where a rule allows no more keys or items, it holds only if it holds of what there is.
+                for index, most in enumerate(self.layout.most):
+                    if most is not None and self.count >= most and self._judged(None, True)[index] is False:
+                        own[index] = False
+            self._verdicts[key] = tuple(own)
         return self._verdicts[key]
 
     def _verdict(

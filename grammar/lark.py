@@ -7,23 +7,21 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from specdec.grammar import numbers, patterns
-from specdec.grammar.lowering import Lowering, bounds
+from specdec.grammar.lowering import Lowering, bounds, is_plain
 from specdec.grammar.shapes import (
     ANY,
     FULL,
     NONE,
     Among,
     Array,
-    AtLeast,
     Boolean,
     Child,
     Count,
@@ -54,11 +52,8 @@ MAX_COUNTED = 2_000  # rules of one object or array whose keys or items are coun
 MAX_ATOMS = 6  # tests that tell the keys of one object apart
 MAX_PERMUTED = 6
 MAX_DEPTH_COUNTED = 4  # of values inside others whose number is counted
+EXPLORE_FUEL = 4_000_000  # about 0.2 s of CPU; twice what a step of a text has, as NUL is looked for too
 MAX_SOME = 4  # rules of which each must be used by some key of one object
-MAX_DIVISOR, MAX_PLACES = (
-    10_000,
-    12,
-)  # of what multiples are written of: without its factors of ten, and behind the point
 
 
 class Refused(Exception):
@@ -93,12 +88,14 @@ def structure(whitespace: str | None) -> str:
 @dataclass(frozen=True, slots=True)
 class Freedom:
     """What texts choose that a grammar does not name: keys that may repeat where there are `open_keys`. Objects may run
-    out of them where there are `tight_keys`, and arrays of items that are new where there are `tight_items`. Keys that
-    are named come in `any_order`, or in one."""
+    out of them where there are `tight_keys`, and arrays of items that are new where there are `tight_items`. Some value
+    may be spelled in only a few ways where there are `tight_values`. Keys that are named come in `any_order`, or in
+    one."""
 
     open_keys: bool = False
     tight_keys: bool = False
     tight_items: bool = False
+    tight_values: bool = False
     any_order: bool = False
 
 
@@ -328,7 +325,13 @@ class _Writer:
             lines += [f"any: SCALAR | {array} | {object_}"]
             lines += ["pair: STRING COLON any"]
         text = "\n".join(lines) + "\n"
-        freedom = Freedom(self._has_open_keys, self._has_tight_keys, self._has_tight_items, self._any_order)
+        freedom = Freedom(
+            self._has_open_keys,
+            self._has_tight_keys,
+            self._has_tight_items,
+            any(map(_has_few_scalars, self._unions.values())),
+            self._any_order,
+        )
         return Written(text, frozenset(self._refusals), freedom)
 
     def _symbol(self, child: Child) -> str:
@@ -433,7 +436,12 @@ class _Writer:
             parts.insert(0, patterns.length_expression(least, most, self._spelling))
         if not parts:
             parts.append(f"/{self._spelling.anything}/")
-        return "(" + " & ".join([*parts, *(f"~({body})" for body in negative)]) + ")"
+        body = "(" + " & ".join([*parts, *(f"~({body})" for body in negative)]) + ")"
+        if "~" in body and not can_be_explored(body):
+            bound = max(least, 0 if most is None else most + 1)
+            pointer = self._lowering.lengths.get(bound, "a pattern")
+            raise TooLarge(f"{pointer}: beside what strings must not match, the bound takes too many states")
+        return body
 
     def _fitting(self, child: Child) -> str:
         """The contents of the strings that a child allows."""
@@ -473,18 +481,15 @@ class _Writer:
 
     def _multiples(self, shape: Number) -> str:
         """Multiples of a number: the one thing that terminals cannot say and the backend's own schemas can."""
-        divisor = functools.reduce(_common_multiple, _divisors(shape))
+        divisor = functools.reduce(numbers.common_decimal, _divisors(shape))
         integral = (Integral(), True) in shape.tests
         if integral:
-            divisor = _common_multiple(divisor, Decimal(1))
+            divisor = numbers.common_decimal(divisor, Decimal(1))
         schema: dict[str, Any] = {"type": "integer" if integral else "number", "multipleOf": float(divisor)}
         if divisor == divisor.to_integral_value():
             schema |= {"type": "integer", "multipleOf": int(divisor)}
         low, high = bounds(shape.tests)
-        shortest = divisor.normalize()
-        # Its automaton has a state for each remainder, and takes seconds to build from 100,000 on.
-        places = -int(shortest.as_tuple().exponent)
-        exact = divisor < 1 << 31 and places <= MAX_PLACES and shortest.scaleb(places) <= MAX_DIVISOR
+        exact = numbers.is_small_divisor(divisor)
         for bound, name in ((low, "inimum"), (high, "aximum")):
             if bound is None:
                 continue
@@ -493,7 +498,7 @@ class _Writer:
             exact = exact and abs(value) < 1 << 53 and Decimal(str(number)) == value
             schema[f"exclusiveM{name}" if exclusive else f"m{name}"] = number
         for test, expected in shape.tests:
-            exact = exact and isinstance(test, MultipleOf | Integral | AtLeast) and _is_plain(test, expected)
+            exact = exact and is_plain(test, expected)
         body = f"%json {json.dumps(schema)}"
         if not exact or not is_taken(body):  # as doubles, some divisors have more digits than the backend takes
             self._refusals.update(shape.doubts)
@@ -952,23 +957,14 @@ def _divisors(shape: Number) -> list[Decimal]:
 
 def _has_multiple(shape: Number) -> bool:
     """Whether there is a multiple between the bounds."""
-    divisor = functools.reduce(_common_multiple, _divisors(shape))
+    divisor = functools.reduce(numbers.common_decimal, _divisors(shape))
     if (Integral(), True) in shape.tests:
-        divisor = _common_multiple(divisor, Decimal(1))
+        divisor = numbers.common_decimal(divisor, Decimal(1))
     low, high = bounds(shape.tests)
     if low is None or high is None:
         return True
     first, last = numbers.integers_between(low[0] / divisor, low[1], high[0] / divisor, high[1])
     return first <= last
-
-
-def _is_plain(test: Any, expected: bool) -> bool:
-    return expected or isinstance(test, AtLeast)
-
-
-def _common_multiple(first: Decimal, second: Decimal) -> Decimal:
-    scale = Decimal(10) ** max(0, *(-int(value.as_tuple().exponent) for value in (first, second)))
-    return Decimal(math.lcm(int(first * scale), int(second * scale))) / scale
 
 
 def _repeat(body: str, least: int, most: int | None) -> str:
@@ -994,6 +990,11 @@ def _is_tight(union: Union) -> bool:
         if isinstance(shape, String | Number):
             tests[type(shape)].append(shape.tests)
     return any(found and frozenset() not in found for found in tests.values())
+
+
+def _has_few_scalars(union: Union) -> bool:
+    """Whether a union allows few strings or few numbers, or none of both."""
+    return _is_tight(union) or not any(isinstance(shape, String | Number) for shape in union)
 
 
 def _product(values: Iterable[int]) -> int:
@@ -1050,6 +1051,17 @@ def derives(expression: str) -> bool:
     if matcher.is_error():
         return "atisf" not in matcher.get_error()
     return any(matcher.compute_bitmask()[: 256 // 8])  # the bits after those of the bytes say that the text may end
+
+
+@functools.lru_cache(maxsize=512)
+def can_be_explored(expression: str) -> bool:
+    """Whether all states of an expression for what stands in strings can be gone through within `EXPLORE_FUEL`. The
+    backend does so for what holds a complement, state by state, and fails in the middle of a text otherwise."""
+    # No content of a string holds NUL, so all states are tried in vain.
+    source = LLMatcher.grammar_from_lark(f"start: T\nT: ({expression}) & /(?s:.*)\\x{{00}}(?s:.*)/\n")
+    limits = LLParserLimits(initial_lexer_fuel=EXPLORE_FUEL, verbose_errors=False)
+    matcher = LLMatcher(_bytes(), source, log_level=0, limits=limits)
+    return not matcher.is_error() or "fuel" not in matcher.get_error()
 
 
 @functools.lru_cache(maxsize=512)

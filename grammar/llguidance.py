@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from specdec.errors import ConfigError, ConstraintError
 from specdec.grammar.checker import Judge
+from specdec.grammar.ending import can_end
 from specdec.grammar.lark import structure
 from specdec.grammar.narrowing import Narrowing
 from specdec.grammar.refusal import refusal
@@ -29,8 +30,12 @@ from specdec.grammar.validated import Complaint, Validated, Validator, problem
 from specdec.grammar.walk import MatcherFailed, TreeConstraint, Vocabulary
 
 SILENT = 0
+# What may take too many states, where a message has to name something.
+STATEFUL = frozenset(["minLength", "maxLength", "pattern", "patternProperties", "propertyNames"])
 MAX_ITEMS_IN_ROW = 10_000  # four an optional property: room for all that a spec may have
 MAX_ITEMS_IN_STEP = 50_000  # some 0.1 s of CPU: keys begin among 1,700 optional ones within it
+STEP_FUEL = 200_000  # of the lexer: some 0.01 s of CPU, once where a text is the first to come to a state
+SCHEMA_STEP_FUEL = 2_000_000  # where the states of strings have been gone through (`lark.can_be_explored`)
 MAX_LEXER_STATES = 50_000  # one to two kB each, shared by all texts under one grammar
 # A row where one of n terminals comes next, as the keys of a large object do, takes up to n**2 / 50,000 ms of CPU, and
 # all rows of a step should not take much more than 100 ms.
@@ -98,6 +103,7 @@ class LlguidanceGrammar:
     matcher: LLMatcher
     tokens: LlguidanceTokens
     narrowing: Narrowing | None = None
+    step_fuel: int = STEP_FUEL
 
     @property
     def num_bytes(self) -> int:
@@ -113,7 +119,7 @@ class LlguidanceGrammar:
         """See `Grammar.start`."""
         return TreeConstraint(
             lambda: self.tokens.matcher(self.matcher.deep_copy()),
-            lambda: self.tokens.matcher(_compiled(self.source, self.tokens)),
+            lambda: self.tokens.matcher(_compiled(self.source, self.tokens, self.step_fuel)),
             self.tokens.vocabulary,
             self.narrowing,
             max(1, SQUARES_A_STEP // self.num_terminals**2),
@@ -214,13 +220,24 @@ def compile_json(
 ) -> LlguidanceGrammar:
     """The grammar of a schema. Raises `InvalidRequest` for `param` when it is too large or unsatisfiable."""
     source = LLMatcher.grammar_from_lark(prepared.text + structure(_whitespace(whitespace)))
-    matcher = _compiled(source, tokens)
+    matcher = _compiled(source, tokens, SCHEMA_STEP_FUEL)
+    where = prepared.pointers(STATEFUL)
+    needs_blanks = whitespace not in ("compact", "flexible")
     if matcher.is_error():
-        raise refusal(param, f"is too complex: {matcher.get_error()}", "too_large")
+        raise refusal(param, f"is too complex: {matcher.get_error()}{where}", "too_large")
     narrowing = None
     if prepared.freedom.open_keys or prepared.residue is not None:
-        narrowing = Narrowing(tokens.table, Judge(prepared.residue).start(), prepared.freedom)
-    return _started(source, matcher, tokens, param, narrowing)
+        judge = Judge(prepared.residue)
+        narrowing = Narrowing(tokens.table, judge.start(), prepared.freedom, needs_blanks=needs_blanks)
+    grammar = replace(_started(source, matcher, tokens, param, narrowing), step_fuel=SCHEMA_STEP_FUEL)
+    if prepared.residue is None:
+        return grammar
+    # Blanks change nothing about it, so where they must stand the search does without them.
+    searched = compile_json(prepared, "compact", tokens, param) if needs_blanks else grammar
+    if not can_end(searched.start(), tokens.table):
+        checked = prepared.pointers(verdict="checked")
+        raise refusal(param, f"no value satisfies it, with all that is checked{checked}", "unsatisfiable")
+    return grammar
 
 
 def compile_structural(
@@ -232,11 +249,12 @@ def compile_structural(
         text = prepared.text + structure(_whitespace(own or whitespace))
         grammars.append({"name": f"schema{number}", "lark_grammar": text})
     source = json.dumps({"grammars": grammars})
-    matcher = _compiled(source, tokens)
+    matcher = _compiled(source, tokens, SCHEMA_STEP_FUEL)
     if matcher.is_error():
         raise refusal(param, f"is too complex: {matcher.get_error()}", "too_large")
     validators = tuple(prepared.validator for prepared, _ in structural.schemas)
-    return TaggedGrammar(_started(source, matcher, tokens, param), validators)
+    grammar = replace(_started(source, matcher, tokens, param), step_fuel=SCHEMA_STEP_FUEL)
+    return TaggedGrammar(grammar, validators)
 
 
 def _started(
@@ -265,10 +283,11 @@ def _tokenizer(tokenizer_json: str, vocab_size: int, end_ids: tuple[int, ...]) -
         return LLTokenizer(tokenizer_json, n_vocab=max(vocab_size, size), eos_token=known)
 
 
-def _compiled(source: str, tokens: LlguidanceTokens) -> LLMatcher:
+def _compiled(source: str, tokens: LlguidanceTokens, step_fuel: int = STEP_FUEL) -> LLMatcher:
     limits = LLParserLimits(
         max_items_in_row=MAX_ITEMS_IN_ROW,
         step_max_items=MAX_ITEMS_IN_STEP,
+        step_lexer_fuel=step_fuel,
         max_lexer_states=MAX_LEXER_STATES,
         verbose_errors=False,
     )

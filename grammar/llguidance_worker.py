@@ -20,7 +20,7 @@ from typing import Any
 from specdec.errors import InvalidRequest
 from specdec.grammar import spec as specs
 from specdec.grammar.building import build, on_stack
-from specdec.grammar.llguidance import LlguidanceTokens, compile_llguidance
+from specdec.grammar.llguidance import STATEFUL, LlguidanceTokens, compile_llguidance
 from specdec.grammar.reading import packed, read
 from specdec.grammar.refusal import refusal
 from specdec.grammar.trial import TooCostly, try_out
@@ -105,7 +105,8 @@ def _answer(job: dict[str, Any], tokens: LlguidanceTokens, remotes: dict[str, ob
         try:
             try_out(build(spec, reading, tokens, param), tokens.vocabulary, tokens.token_bytes())
         except TooCostly as error:
-            raise refusal(param, f"is too complex: {error}", "too_large") from error
+            where = reading.schemas[0].prepared.pointers(STATEFUL) if reading.schemas else ""
+            raise refusal(param, f"is too complex: {error}{where}", "too_large") from error
     except InvalidRequest as error:
         return [False, {"message": error.message, "code": error.code}]
     return [True, packed(reading)]

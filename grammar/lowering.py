@@ -4,6 +4,7 @@ keyword has no exact shape, the shape carries a refusal and allows too much; who
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -53,6 +54,7 @@ from specdec.grammar.shapes import (
 from specdec.grammar.spelling import PLAIN, Spelling
 
 MAX_SHAPES = 256  # of one union
+MAX_LISTED = 1_000  # numbers that are listed rather than checked
 MAX_STEPS = 60_000  # shapes that meet, in all
 MAX_SUBSETS = 6  # alternatives that may hold at once, where it matters which do
 ENORMOUS = 1 << 31  # a bound on lengths and counts that nothing reaches
@@ -93,6 +95,7 @@ class Lowering:
         self._steps = 0
         self.verdicts: dict[str, tuple[str, Verdict, str]] = {}
         self.mentioned: dict[str, int] = {}  # strings of enums, by when they were come across
+        self.lengths: dict[int, str] = {}  # the pointer of a keyword that says so, for each bound on lengths
 
     def node(self, child: Child) -> Union:
         """The shapes of a child, those that plainly allow nothing left out. Raises `ReferenceLoop`."""
@@ -434,6 +437,7 @@ class Lowering:
 
     def _length(self, site: _Site, positive: bool) -> Union:
         least = int(site.value) + (site.keyword == "maxLength")
+        self.lengths.setdefault(min(least, ENORMOUS), self._pointer(site))
         expected = (site.keyword == "minLength") is positive
         return (String(frozenset({(Length(min(least, ENORMOUS)), expected)})), *(others(String) if positive else ()))
 
@@ -451,8 +455,12 @@ class Lowering:
             reason = "an unknown format" if self._assert_formats else "formats are annotations here"
             self._note_anew(site, "annotation", reason)
             return FULL if positive else ()
-        if name in formats.REFUSED:
-            return self._refused(site, formats.REFUSED[name], String)
+        if name in formats.CHECKED:
+            pattern, reason = formats.CHECKED[name]
+            if not positive:
+                return self._refused(site, reason, String)
+            refusal = frozenset({self._refusal(site.place, site.keyword, reason)})
+            return (String(frozenset({(Pattern(pattern), True)}), refusal), *others(String))
         if not positive:
             return (String(frozenset({(Pattern(formats.SUPERSETS[name]), False)})),)
         tests: set[tuple[Any, bool]] = {(Pattern(formats.PATTERNS[name]), True)}
@@ -529,7 +537,7 @@ class Lowering:
         refusal = self._refusal(site.place, site.keyword, "only a few items out of a finite set can be kept apart")
         if positive:
             return (Array(unique=frozenset({refusal})), *others(Array))
-        return (Array(residue=frozenset({replace(refusal, reason="items that repeat cannot be asked for")})),)
+        return (Array(least=2, residue=frozenset({replace(refusal, reason="items that repeat cannot be asked for")})),)
 
     def _properties(self, site: _Site, positive: bool) -> Union:
         named = {name: self._sub(site, name) for name in site.value}
@@ -929,7 +937,7 @@ def number_holds(test: Any, value: Decimal) -> bool:
         case AtLeast():
             return value > test.bound or (value == test.bound and not test.exclusive)
         case MultipleOf():
-            return (value / test.divisor) % 1 == 0
+            return value % test.divisor == 0
     raise AssertionError(test)
 
 
@@ -941,15 +949,45 @@ def _settled_numbers(shape: Number) -> Number | None:
         kept = frozenset(v for v in values if all(number_holds(test, v) is expected for test, expected in rest))
         return Number(frozenset({(Among(kept), True)}), residue=shape.residue) if kept else None
     low, high = bounds(shape.tests)
-    integral = (Integral(), True) in shape.tests
-    if low is not None and high is not None:
-        (least, below), (most, above) = low, high
-        if integral:
-            least, most = numbers.integers_between(least, below, most, above)
-            return None if least > most else shape
-        if least > most or (least == most and (below or above)):
-            return None
+    if low is None or high is None:
+        return shape
+    (least, below), (most, above) = low, high
+    if least > most or (least == most and (below or above)):
+        return None
+    step = _step(shape.tests)
+    if step is None:
+        return shape
+    first, last = numbers.integers_between(least / step, below, most / step, above)
+    if first > last:
+        return None
+    if last - first < MAX_LISTED and not _is_written(shape.tests, step):
+        kept = frozenset(
+            value
+            for value in (step * number for number in range(int(first), int(last) + 1))
+            if all(number_holds(test, value) is expected for test, expected in shape.tests)
+        )
+        return Number(frozenset({(Among(kept), True)}), residue=shape.residue) if kept else None
     return shape
+
+
+def _step(tests: Tests) -> Decimal | None:
+    """What all numbers that pass the tests are multiples of; None where that is nothing in particular."""
+    divisors = [test.divisor for test, expected in tests if expected and isinstance(test, MultipleOf)]
+    if (Integral(), True) in tests:
+        divisors.append(Decimal(1))
+    return functools.reduce(numbers.common_decimal, divisors) if divisors else None
+
+
+def _is_written(tests: Tests, step: Decimal) -> bool:
+    """Whether a grammar can say by itself which multiples of `step` pass the tests."""
+    if not any(isinstance(test, MultipleOf) for test, _ in tests):
+        return True
+    return numbers.is_small_divisor(step) and all(is_plain(test, expected) for test, expected in tests)
+
+
+def is_plain(test: Any, expected: bool) -> bool:
+    """Whether a test of numbers can stand beside a divisor in a grammar."""
+    return isinstance(test, AtLeast) or (expected and isinstance(test, MultipleOf | Integral))
 
 
 Bound = tuple[Decimal, bool]

@@ -10,13 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec.grammar.checker import Checker
-from specdec.grammar.json_text import JsonText, Place, decoded
+from specdec.grammar.json_text import JsonText, Kind, Place, decoded
 from specdec.grammar.lark import Freedom
+from specdec.grammar.rules import Canonical
 from specdec.grammar.token_table import NO_REST, SPECIAL_REST, TokenTable, among, row_of, tokens_of, without
 from specdec.grammar.words import Words
 
-MOST = Freedom(open_keys=True, tight_keys=True, tight_items=True)
+MOST = Freedom(open_keys=True, tight_keys=True, tight_items=True, tight_values=True)
 MANY = 256  # tokens of which hardly all lead to nothing
+LAST_ITEMS = 3  # of an array, for which all that may follow is tried
+MAX_COMPARED = 64  # items that are there already: of more, few are like each other
+SMALL = 16  # tokens of a row which are all tried
 FEW = 8  # tokens that are tried one by one before all are at once
 NUMBER_BYTES = b"-+.0123456789eE"
 LETTERS = b"abcdefghijklmnopqrstuvwxyz"
@@ -27,10 +31,13 @@ _NO_WORDS = Words()
 class Narrowing:
     """Forbids what `checker`, at the beginning of a text, forbids. Shared by all texts of a grammar."""
 
-    __slots__ = ("_freedom", "_outlines", "_start", "_table")
+    __slots__ = ("_blanks_W", "_freedom", "_outlines", "_start", "_table")
 
-    def __init__(self, table: TokenTable, checker: Checker, freedom: Freedom = MOST) -> None:
-        """`freedom` is what the grammar leaves to texts."""
+    def __init__(
+        self, table: TokenTable, checker: Checker, freedom: Freedom = MOST, *, needs_blanks: bool = False
+    ) -> None:
+        """`freedom` is what the grammar leaves to texts; blanks lead nowhere unless it `needs_blanks`."""
+        self._blanks_W = np.zeros_like(table.blank_words_W) if needs_blanks else table.blank_words_W
         self._table = table
         self._outlines = table.outlines
         self._start = JsonText(checker)
@@ -57,6 +64,8 @@ class Narrowing:
 
     def goes_on(self, words_W: NDArray[np.int32], text: JsonText) -> bool:
         """Whether one of the first tokens of a row, not narrowed yet, is allowed and no suspect: most often one is."""
+        if self._looks_far(text):
+            return False
         ends: dict[bytes, Words | None] = {}
         for token in tokens_of(words_W & ~self._table.end_words_W)[:FEW].tolist():
             if self.may_follow(text, token) and not (self._is_tight(text) and self._is_suspect(text, token, ends)):
@@ -76,7 +85,7 @@ class Narrowing:
 
     def _ending(self, text: JsonText, token: int) -> int | None:
         """What is said behind a string that a token ends, where that is all that matters; None for other tokens."""
-        if text.place is not Place.STRING or text.escaped:
+        if text.place is not Place.STRING or text.escaped or _is_nearly_full(_checker(text)):
             return None
         place = self._outlines.rest_V.item(token)
         return place if place >= 0 and not self._outlines.texts[place].endswith((b'"', b"0")) else None
@@ -95,11 +104,67 @@ class Narrowing:
         layout = _checker(text).layout
         if layout.possible is not None:
             return False  # the keys that are left are known
-        return self._freedom.tight_keys if layout.is_object else layout.unique and self._freedom.tight_items
+        is_tight = self._freedom.tight_items or self._freedom.tight_values
+        return self._freedom.tight_keys if layout.is_object else layout.unique and is_tight
+
+    def _looks_far(self, text: JsonText) -> bool:
+        """Whether more is suspected here than what is there already."""
+        checker = _checker(text)
+        if not self._freedom.tight_values or (checker.outer is None and checker.is_idle):
+            return False
+        kinds = (Kind.NUMBER, Kind.STRING)
+        return checker.records or any(map(checker.may_refuse, kinds)) or _is_nearly_full(checker)
 
     def suspects(self, words_W: NDArray[np.int32], text: JsonText) -> list[int]:
-        """Those of the tokens of a narrowed row that may lead to where nothing is allowed, on the way to a key or an
-        item that is there already."""
+        """Those of the tokens of a narrowed row that may lead to where nothing is allowed."""
+        found = dict.fromkeys((*self._repeating(words_W, text), *self._astray(words_W, text)))
+        found |= dict.fromkeys(self._copying(words_W, text))
+        return list(found)
+
+    def num_leading_on(self, words_W: NDArray[np.int32]) -> int:
+        """How many tokens of a row there are beside blanks."""
+        return int(np.bitwise_count((words_W & ~self._blanks_W).view(np.uint32)).sum())
+
+    def _astray(self, words_W: NDArray[np.int32], text: JsonText) -> Iterator[int]:
+        """The tokens that go on with a scalar which may not end as it stands, where some may not end at all."""
+        checker = _checker(text)
+        kinds = [kind for kind in (Kind.NUMBER, Kind.STRING) if self._freedom.tight_values and checker.may_refuse(kind)]
+        if text.place is Place.KEY or text.place is Place.LITERAL or not kinds:
+            return
+        in_string = text.place is Place.STRING
+        if (in_string and Kind.STRING not in kinds) or (text.place is Place.NUMBER and Kind.NUMBER not in kinds):
+            return
+        tokens = tokens_of(words_W).tolist()
+        for token in tokens if len(tokens) <= (SMALL if in_string else MANY) else ():
+            after = self.after(text, token) if self._table.spelled[token] else None
+            if after is None or after.open != text.open:
+                continue
+            if after.place is Place.NUMBER:
+                is_whole = after.raw[-1:].isdigit()
+                seen = Kind.NUMBER not in kinds or _checker(after).knows_numbers
+                if not seen and not (is_whole and after.ended() is not None):
+                    yield token
+            elif after.place is Place.STRING and Kind.STRING in kinds:
+                yield token
+
+    def _copying(self, words_W: NDArray[np.int32], text: JsonText) -> Iterator[int]:
+        """The tokens inside a container, or that open one, which may become like one that is there already."""
+        checker = _checker(text)
+        if not self._freedom.tight_values or checker.outer is None:
+            return
+        tokens = tokens_of(words_W & ~self._blanks_W).tolist()
+        if len(tokens) <= SMALL and (_is_nearly_full(checker) or _is_copy(checker)):
+            yield from sorted(tokens, key=lambda token: self._table.spelled[token][:1] not in b"}]")
+        elif not checker.records or len(checker.seen) > MAX_COMPARED:
+            return
+        elif len(tokens) <= MANY and text.place is Place.BETWEEN and any(isinstance(v, tuple) for v in checker.seen):
+            for token in tokens:
+                after = self.after(text, token)
+                if after is not None and len(after.open) > len(text.open) and _is_copy(_checker(after)):
+                    yield token
+
+    def _repeating(self, words_W: NDArray[np.int32], text: JsonText) -> list[int]:
+        """The tokens on the way to a key or an item that is there already."""
         if not self._is_tight(text):
             return []
         found: dict[int, None] = {}
@@ -125,6 +190,8 @@ class Narrowing:
             short = outlines.texts[outlines.rest_V[token]]
         elif text.place is Place.BETWEEN:
             short = outlines.texts[outlines.between_V[token]]
+            if short.endswith(b"0"):  # a number goes on: it matters how it begins
+                short = data
         if short is not data and short.endswith(b'"'):
             inside = data.lstrip(BLANKS)[len(short) :]
         short = quote + short
@@ -328,6 +395,45 @@ def _quotes_to_a_key(text: JsonText, checker: Checker) -> int:
 def _checker(text: JsonText) -> Checker:
     assert isinstance(text.watcher, Checker)
     return text.watcher
+
+
+def _is_nearly_full(checker: Checker) -> bool:
+    """Whether what is open is among the last items of an array of which it matters what they are."""
+    while checker.outer is not None:
+        layout = checker.layout
+        left = (most - checker.count for most in layout.most if most is not None)
+        if (layout.unique or layout.counting) and any(items <= LAST_ITEMS for items in left):
+            return True
+        checker = checker.outer
+    return False
+
+
+def _is_copy(checker: Checker) -> bool:
+    """Whether what is open is inside an item that is, so far, like one which is there already and must not repeat."""
+    path = []
+    while not checker.layout.unique:
+        if checker.outer is None or not checker.outer.records:
+            return False
+        path.append(checker)
+        checker = checker.outer
+    values = list(checker.seen) if path and len(checker.seen) <= MAX_COMPARED else []
+    for container in reversed(path):
+        values = [inner for value in values for inner in _like(value, container)]
+    return bool(values)
+
+
+def _like(value: Canonical, container: Checker) -> Iterator[Canonical]:
+    """Where the beginning of a container is like a value: what that has next, or None where it has no more."""
+    if not isinstance(value, tuple) or (len(value) == 1 and value[0] != "["):
+        return
+    bracket, *items = value
+    so_far = container.recorded()
+    if bracket == "{" and container.layout.is_object:
+        there = dict(items[0])
+        if so_far[1] <= items[0]:
+            yield there.get(container.name) if container.links is not None else None
+    elif bracket == "[" and not container.layout.is_object and so_far == value[: len(so_far)]:
+        yield value[len(so_far)] if len(so_far) < len(value) else None
 
 
 def _may_run_out(text: JsonText) -> bool:

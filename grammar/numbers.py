@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
+from fractions import Fraction
 
-ANY_NUMBER = r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,2})?/"
+# Zero has no exponent: whatever it were, the number would stay what it is.
+ANY_NUMBER = r"/-?(0(\.0+)?|(0\.0*[1-9][0-9]*|[1-9][0-9]*(\.[0-9]+)?)([eE][+-]?[0-9]{1,2})?)/"
 ANY_INTEGER = r"/-?(0|[1-9][0-9]*)/"
 PLAIN_NUMBER = r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?/"
 # Up to 15 digits, decimals and the doubles they are read as keep their order: beyond a bound on paper is beyond it for
 # every reader.
-SHORT_NUMBER = r"/-?([0-9]+|[0-9.]{1,16})/"
+SHORT_LENGTH = 16
+SHORT_NUMBER = rf"/-?([0-9]+|[0-9.]{{1,{SHORT_LENGTH}}})/"
 MAX_DIGITS = 400
+# Of what multiples a grammar is written: without its factors of ten, and behind the point.
+MAX_DIVISOR, MAX_PLACES = 10_000, 12
 MULTIPLE_LENGTH = 24  # characters without the sign, of a multiple that is checked while it is written
 
 
@@ -49,6 +54,62 @@ def fits(value: Decimal) -> bool:
     return value.is_finite() and (value == 0 or -MAX_DIGITS < value.adjusted() < MAX_DIGITS)
 
 
+def common_decimal(first: Decimal, second: Decimal) -> Decimal:
+    """`common_multiple` of decimals, exact within the precision of the context."""
+    common = common_multiple(Fraction(first), Fraction(second))
+    return Decimal(common.numerator) / Decimal(common.denominator)
+
+
+def is_small_divisor(divisor: Decimal) -> bool:
+    """Whether a grammar of its multiples can be built: the automaton has a state for each remainder, and takes seconds
+    from 100,000 on."""
+    shortest = divisor.normalize()
+    places = -int(shortest.as_tuple().exponent)
+    return divisor < 1 << 31 and places <= MAX_PLACES and shortest.scaleb(places) <= MAX_DIVISOR
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Multiples of `step` from `least` to `most`, None where there is no bound on that side."""
+
+    step: Fraction
+    least: Fraction | None = None
+    most: Fraction | None = None
+
+    def beginning(self, text: str) -> Iterator[Fraction]:
+        """Those whose spelling begins with `text`, a sign and a digit at least: without an exponent, of at most
+        `MULTIPLE_LENGTH` characters beside the sign, or `SHORT_LENGTH` as in `SHORT_NUMBER`. In order from each number
+        of digits on."""
+        digits = text.lstrip("-")
+        is_short = self.step.denominator > 1 and (self.least is not None or self.most is not None)
+        left = MULTIPLE_LENGTH - len(digits)
+        left_behind = (SHORT_LENGTH if is_short else MULTIPLE_LENGTH) - len(digits)  # of what has a point
+        whole, point, fraction = digits.partition(".")
+        first, size = Fraction(int(whole + fraction), 10 ** len(fraction)), Fraction(1, 10 ** len(fraction))
+        is_whole = self.step.denominator == 1
+        least, most = self.least, self.most
+        if text.startswith("-"):
+            least, most = None if most is None else -most, None if least is None else -least
+        # With more digits before a point, if it does not begin with a zero, and behind one.
+        for more in range((0 if point or not int(whole) else left) + 1):
+            places = max(0, len(fraction) + left_behind if point else left_behind - more - 1)
+            step = self.step if is_whole else common_multiple(self.step, Fraction(1, 10**places))
+            start, end = first * 10**more, (first + size) * 10**more
+            start = start if least is None else max(start, least)
+            value = math.ceil(start / step) * step
+            while value < end and (most is None or value <= most):
+                yield -value if text.startswith("-") else value
+                value += step
+
+
+def common_multiple(first: Fraction, second: Fraction) -> Fraction:
+    """The least number above zero that both divide."""
+    return Fraction(
+        math.lcm(first.numerator * second.denominator, second.numerator * first.denominator),
+        first.denominator * second.denominator,
+    )
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Divisor:
     """What numbers are multiples of: a fraction in lowest terms."""
@@ -71,10 +132,11 @@ class Beginning:
     """How a number begins, written without an exponent and with at most `MULTIPLE_LENGTH` characters beside its sign,
     and what it may become a multiple of. Of a longer one, and of one with an exponent, nothing is said: of all."""
 
-    __slots__ = ("_behind", "_digits", "_known", "_left", "_shorter")
+    __slots__ = ("_behind", "_digits", "_known", "_left", "_shorter", "text")
 
     def __init__(self, text: str, shorter: Beginning | None = None) -> None:
         """`shorter` is how `text` begins itself, where that is known: one digit more leaves no more than there was."""
+        self.text = text
         characters = text.lstrip("-")
         whole, point, fraction = characters.partition(".")
         is_followed = whole != "" and "e" not in characters.lower()

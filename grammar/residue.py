@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import jsonschema_rs
@@ -195,12 +196,18 @@ class _Builder:
         value, draft = self._documents.schema(schema.place), self._documents.draft(schema.place)
         for keyword in self._keywords(schema.place):
             parts = [part for part in self._parts[schema] if part.keyword == keyword]
+            if keyword in _RANGES:
+                _note_range(rule, value, keyword)
             group = _READ_BY.get(keyword, keyword)
             whole = not sure or self._is_unsaid(schema, keyword)
-            if not whole and not any(
-                part.schema in self.incomplete
-                for part in self._parts[schema]
-                if _READ_BY.get(part.keyword, part.keyword) == group
+            if (
+                keyword not in _LIMITS
+                and not whole
+                and not any(
+                    part.schema in self.incomplete
+                    for part in self._parts[schema]
+                    if _READ_BY.get(part.keyword, part.keyword) == group
+                )
             ):
                 continue
             # Where the keyword is enforced but for what is inside, its schemas hold if it asks for all of them.
@@ -244,6 +251,21 @@ def _bound(site: _Site) -> None:
         site.rule.number_tests += (lambda number: number > limit or (number == limit and not exclusive),)
     else:
         site.rule.number_tests += (lambda number: number < limit or (number == limit and not exclusive),)
+
+
+def _note_range(rule: Rule, schema: dict[str, Any], keyword: str) -> None:
+    """Keep where the numbers lie that hold, whoever sees to it that they do."""
+    value = schema[keyword]
+    if keyword == "type":
+        rule.whole = rule.whole or ("integer" in value and "number" not in value)
+    elif keyword == "multipleOf":
+        rule.steps += (Fraction(Decimal(value)),)
+    elif isinstance(value, bool):
+        return
+    elif "inimum" in keyword:
+        rule.least = Fraction(Decimal(value)) if rule.least is None else max(rule.least, Fraction(Decimal(value)))
+    else:
+        rule.most = Fraction(Decimal(value)) if rule.most is None else min(rule.most, Fraction(Decimal(value)))
 
 
 def _multiple_of(site: _Site) -> None:
@@ -395,6 +417,9 @@ _ALONE = frozenset(
 )
 _IN_LISTS = frozenset(["allOf", "anyOf", "oneOf", "prefixItems", "items"])
 _IN_MAPS = frozenset(["properties", "patternProperties", "dependentSchemas", "dependencies"])
+# What is kept though the grammar enforces it: there is no more to come where a limit is reached.
+_LIMITS = frozenset(["minItems", "maxItems", "minProperties", "maxProperties"])
+_RANGES = frozenset(["type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"])
 _SAME_VALUE = frozenset(
     [
         *("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "not", "if", "then", "else"),

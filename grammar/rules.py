@@ -4,11 +4,13 @@ to other rules, so they may form circles. Knows no grammar and no text.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
-from specdec.grammar.numbers import Divisor
+from specdec.grammar.numbers import Divisor, Span, common_multiple
 
 # A value as something that equals exactly what equals it in JSON: 1 is 1.0, and true is neither.
 Canonical = None | str | Decimal | tuple[Any, ...]
@@ -17,14 +19,17 @@ Canonical = None | str | Decimal | tuple[Any, ...]
 class Rule:
     """What one schema asks of one value, by type; what it does not ask for is neutral. Written once, then shared.
 
-    `kinds` are the names of types, None for all, and `listed` the scalars of an enum. `prefix` and `items` (from index
-    `items_from` on) hold a rule an item, None where nothing is asked; `properties` and `patterns` a rule a key, and
-    `additional` is for the keys that pass `is_additional`, and `closed` names the others where it allows none. Of each
+    `kinds` are the names of types, None for all, and `listed` the scalars of an enum. Numbers that hold are multiples
+    of all `steps`, `whole`, not below `least` and not above `most`; tests ask for it, or a grammar does, and for
+    `multiples` tests do. `prefix` and `items` (from index `items_from` on) hold a rule an item, None where nothing is
+    asked; `properties` and `patterns` a rule a key, and `additional` is for the keys that pass `is_additional`, and
+    `closed` names the others where it allows none. Of each
     list in `any_of` one must hold. Where it `looks` at items and keys, those that it asks for and those of `sees_...`
     are evaluated for the rules around it.
     """
 
     __slots__ = (
+        "_span",
         "_tests_all_numbers",
         "additional",
         "all_of",
@@ -38,11 +43,13 @@ class Rule:
         "items",
         "items_from",
         "kinds",
+        "least",
         "least_contained",
         "least_items",
         "least_keys",
         "listed",
         "looks",
+        "most",
         "most_contained",
         "most_items",
         "most_keys",
@@ -59,11 +66,13 @@ class Rule:
         "sees_contained",
         "sees_items",
         "sees_keys",
+        "steps",
         "string_tests",
         "then",
         "unevaluated_items",
         "unevaluated_properties",
         "unique",
+        "whole",
     )
 
     def __init__(self) -> None:
@@ -71,6 +80,11 @@ class Rule:
         self.listed: frozenset[Canonical] | None = None
         self.number_tests: tuple[Callable[[Decimal], bool], ...] = ()
         self.multiples: tuple[Divisor, ...] = ()
+        self.steps: tuple[Fraction, ...] = ()
+        self.whole = False
+        self.least: Fraction | None = None
+        self.most: Fraction | None = None
+        self._span: Span | bool | None = None
         self.string_tests: tuple[Callable[[str], bool], ...] = ()
 
         self.looks = True
@@ -132,6 +146,33 @@ class Rule:
             found.append(None if None in names else frozenset[str]().union(*(some for some in names if some)))
         listed = [names for names in found if names is not None]
         return frozenset.intersection(*listed) if listed else None
+
+    def same(self) -> Iterator[Rule]:
+        """The rules for the same value that hold wherever this one does, itself among them."""
+        yield self
+        for rule in self.all_of:
+            yield from rule.same()
+
+    def span(self) -> Span | None:
+        """Where numbers that hold can be looked for one after the other, if there is a bound and a test asks for
+        multiples."""
+        if self._span is None:
+            rules = list(self.same())
+            steps = [step for rule in rules for step in rule.steps]
+            if any(rule.whole for rule in rules):
+                steps.append(Fraction(1))
+            bounds = ([rule.least for rule in rules], [rule.most for rule in rules])
+            least, most = ([bound for bound in found if bound is not None] for found in bounds)
+            tested = bool(steps) and bool(least or most) and self.tests_multiples
+            self._span = tested and Span(
+                functools.reduce(common_multiple, steps), max(least, default=None), min(most, default=None)
+            )
+        return self._span if isinstance(self._span, Span) else None
+
+    @property
+    def tests_multiples(self) -> bool:
+        """Whether a test asks for multiples, or for what is none."""
+        return bool(self.multiples) or any(rule.tests_multiples for rule in self.inner())
 
     def named(self) -> Iterator[str]:
         """The keys whose presence this rule asks for, forbids or makes depend on something."""

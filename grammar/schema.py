@@ -7,7 +7,7 @@ from __future__ import annotations
 import decimal
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
@@ -26,6 +26,7 @@ from specdec.grammar.spelling import PLAIN, Spelling
 
 Formats = Literal["assert", "annotate"]
 PropertyOrder = Literal["schema", "any"]
+MAX_POINTERS = 3  # that a message names
 PRECISION = 1_000  # decimal digits: more than any bound that is taken
 
 _OLD_KEYWORDS = ("additionalItems", "dependencies")
@@ -54,6 +55,11 @@ class PreparedSchema:
     keywords: tuple[Keyword, ...]
     draft: str
     validator: Any
+
+    def pointers(self, keywords: Collection[str] = (), verdict: str = "") -> str:
+        """Where it has some keywords, or any with a verdict: up to three pointers behind a colon, or nothing."""
+        found = [k.pointer for k in self.keywords if k.keyword in keywords or k.verdict == verdict]
+        return ": " + ", ".join([*found[:MAX_POINTERS], *(["..."] if found[MAX_POINTERS:] else [])]) if found else ""
 
 
 @dataclass(frozen=True, slots=True)

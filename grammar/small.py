@@ -18,12 +18,14 @@ MAX_OPTIONS = 40  # of all anyOf
 MAX_COMBINED = 4  # keywords whose parts multiply
 MAX_PATTERN = 256
 MAX_WRITTEN_OUT = 2_000
+MAX_LENGTH = 100  # of strings that must not match something
 MAX_LARK_BYTES = 2_000
 MAX_LARK_RULES = 40
 
 _COMBINE = {"allOf", "oneOf", "not", "if", "dependentSchemas", "dependentRequired", "dependencies", "contains"}
 _COMBINE |= {"propertyNames", "minProperties", "maxProperties", "uniqueItems", "multipleOf"}
 _COMBINE |= {"unevaluatedProperties", "unevaluatedItems"}
+_NEGATE = {"not", "oneOf", "if"}
 # An escape, a class, a count, or any other character.
 _PARTS = re.compile(r"\\.|\[(?:[^\]\\]|\\.)*+\]|\{(?P<least>\d{1,9})(?:,(?P<most>\d{0,9}))?\}|.", re.DOTALL)
 _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*+"|/((?:[^/\\\n]|\\.)++)/|//[^\n]*')
@@ -68,6 +70,7 @@ def is_plain(pattern: str) -> bool:
 
 def _is_small_json(schema: Any) -> bool:
     counts = dict.fromkeys(("properties", "$ref", "enum", "anyOf", "combined"), 0)
+    longest, negates = 0, False
     pending = [(schema, 1)]
     while pending:
         value, depth = pending.pop()
@@ -81,7 +84,13 @@ def _is_small_json(schema: Any) -> bool:
         for keyword in ("pattern", "format"):
             if isinstance(text := value.get(keyword), str) and not is_plain(text):
                 return False
-        if "patternProperties" in value:
+        for keyword in ("minLength", "maxLength"):
+            if isinstance(bound := value.get(keyword), int | float):
+                longest = max(longest, int(min(bound, MAX_WRITTEN_OUT)))
+        negates = negates or bool(_NEGATE & value.keys()) or "(?" in str(value.get("pattern"))
+        if longest > MAX_LENGTH and negates:
+            return False
+        if "patternProperties" in value or value.get("format") == "regex":
             return False
         counts["$ref"] += "$ref" in value or "$dynamicRef" in value
         counts["combined"] += len(_COMBINE & value.keys())

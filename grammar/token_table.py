@@ -27,7 +27,7 @@ _PLAIN = re.compile(rb'[ \t\r\n,:\[\]{}]*["0a-z]?')
 class TokenTable:
     """The bytes of every token of the logits (empty for those that are no text); for n from 1 to `MAX_QUOTES` those
     that hold n quotes or more; those that hold a closing bracket; those that end a text; and the tokens of some bytes,
-    of which there are at most `longest`."""
+    of which there are at most `longest`; and those that are blanks and no more."""
 
     spelled: tuple[bytes, ...]
     with_quotes_NW: NDArray[np.int32]
@@ -35,22 +35,26 @@ class TokenTable:
     end_words_W: NDArray[np.int32]
     ids: Mapping[bytes, tuple[int, ...]]
     longest: int
+    blank_words_W: NDArray[np.int32]
     _outlines: list[Outlines] = field(default_factory=list)
 
     @classmethod
     def of(cls, spelled: Iterable[bytes], end_words_W: NDArray[np.int32]) -> TokenTable:
         """The table of a vocabulary; `end_words_W` is the row of its end tokens."""
         spelled = tuple(spelled)
-        has_NV = np.zeros((MAX_QUOTES + 1, len(end_words_W) * 32), np.bool_)
+        has_NV = np.zeros((MAX_QUOTES + 2, len(end_words_W) * 32), np.bool_)
         ids: dict[bytes, tuple[int, ...]] = {}
         for token, data in enumerate(spelled):
             if b'"' in data:
                 has_NV[: min(data.count(b'"'), MAX_QUOTES), token] = True
             has_NV[MAX_QUOTES, token] = b"}" in data or b"]" in data
+            has_NV[MAX_QUOTES + 1, token] = data != b"" and not data.strip(_BLANKS)
             if data:
                 ids[data] = (*ids.get(data, ()), token)
         words_NW = np.packbits(has_NV, axis=1, bitorder="little").view(np.int32)
-        return cls(spelled, words_NW[:MAX_QUOTES], words_NW[MAX_QUOTES], end_words_W, ids, max(map(len, ids)))
+        longest = max(map(len, ids))
+        quotes_NW, (closing_W, blank_W) = words_NW[:MAX_QUOTES], words_NW[MAX_QUOTES:]
+        return cls(spelled, quotes_NW, closing_W, end_words_W, ids, longest, blank_W)
 
     @property
     def outlines(self) -> Outlines:

@@ -261,6 +261,42 @@ def test_walks_are_drawn_from_their_seed_alone() -> None:
     assert walks[0] == walks[1] != walks[2]
 
 
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+@pytest.mark.parametrize(
+    "schema",
+    [{"type": "string"}, {"type": "array"}, {"type": "object", "required": ["a", "b"]}, {"type": "integer"}, True],
+    ids=str,
+)
+def test_a_text_that_is_to_end_does_so_as_soon_as_brackets_and_quotes_allow(
+    schema: Any, vocabulary: Callable[[], EvalVocabulary]
+) -> None:
+    made = vocabulary()
+    grammar, walker = made.compiler({}).compile(JsonSchema(schema)), Walker(made)
+    for seed in range(20):
+        start, outcome, _ = walker.walk(grammar, random.Random(seed), 30, Times())
+        if outcome == "unfinished":
+            more, outcome, _ = walker.close(grammar, random.Random(seed), 60, Times(), start, [])
+            text = b"".join(map(made.tokenizer.token_bytes, [*start, *more]))
+            assert (outcome, len(more) < 50) == ("finished", True), text
+            json.loads(text)
+
+
+def test_a_text_that_is_to_end_goes_on_as_valid_ones_do_where_it_cannot_close() -> None:
+    needle = case({"type": "string", "pattern": "abcdef"}, ["abcdef", "xabcdefy"], [""], "needle")
+    found = evaluate([needle], Settings(walks=20))
+    assert found["walks_long"] == 20
+    assert found["long"] == [{"id": "needle", "walks": 20}]
+    assert found["walks_unfinished"] <= 4
+
+
+def test_a_text_that_may_not_end_is_unfinished_however_it_is_drawn() -> None:
+    vocabulary, settings = byte_vocabulary(), Settings(walks=4)
+    endless = vocabulary.compiler({}).compile(JsonSchema({"type": "string", "minLength": 1_000}))
+    found = measure([case({"type": "string"}, ["a"], [])], vocabulary, lambda _: endless, settings)
+    assert (found["walks_unfinished"], found["walks_valid"]) == (4, 0), found
+    assert found["walks_long"] == 4
+
+
 def test_a_vocabulary_spells_what_its_tokenizer_cannot() -> None:
     vocabulary = byte_vocabulary()
     for text in ("", '{"a":"Zürich \U0001f600"}', "\x00\x7f"):
@@ -326,7 +362,7 @@ def test_the_command_prints_and_writes_the_report_of_what_was_asked(tmp_path: Pa
     assert "seed 5" in done.stdout
     assert found.keys() >= {
         *("tests", "right", "accepted_invalid", "rejected_valid", "refused", "unsatisfiable", "schemas", "compiled"),
-        *("walks", "walks_valid", "walks_dead_end", "walks_unfinished", "walks_invalid"),
+        *("walks", "walks_valid", "walks_dead_end", "walks_unfinished", "walks_invalid", "walks_long", "long"),
         *("compile_ms", "mask_us", "failing"),
     }
     wrong = run_command(tmp_path / "none.jsonl")
