@@ -511,8 +511,8 @@ class Checker:
 
     @property
     def knows_numbers(self) -> bool:
-        """Whether `may_begin` sees by itself how a number may go on: where it only matters whether rules about multiples
-        can still hold, not whether they can still fail."""
+        """Whether `may_begin` sees by itself how a number may go on: where it only matters whether rules about
+        multiples can still hold, not whether they can still fail."""
         rules = self._links().attached
         if self.layout.unique or not all(rule.tests_multiples for rule in rules):
             return False
