@@ -510,8 +510,12 @@ class Checker:
 
     @property
     def knows_numbers(self) -> bool:
-        """Whether `may_begin` sees by itself how a number may go on."""
-        return not self.layout.unique and all(rule.span() for rule in self._links().attached)
+        """Whether `may_begin` sees by itself how a number may go on: where it only matters whether rules about
+        multiples can still hold, not whether they can still fail."""
+        rules = self._links().attached
+        if self.layout.unique or not all(rule.span() for rule in rules):
+            return False
+        return self._with_child((True,) * len(rules), (_ANY_KEY,))._may_be(None)
 
     @property
     def looks_at_multiples(self) -> bool:

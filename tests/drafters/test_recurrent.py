@@ -85,9 +85,9 @@ def test_same_tokens(head: str, spec: str, sampling: str, config: str) -> None:
 def test_every_logit_is_that_of_a_dense_recomputation(head: str, config: str, monkeypatch: pytest.MonkeyPatch) -> None:
     drafted = heads()[head]
     engine = engine_with(
-        target(), drafted, CONFIGS[config], token_bytes=TOKEN_BYTES, end_tokens=END_IDS, growth=Growth(floor=0.0)
+        target(), drafted, CONFIGS[config], token_bytes=TOKEN_BYTES, end_tokens=END_IDS, growth=Growth(4, 3, 3, 0.0)
     )
-    asked = requests(None, SAMPLINGS["filtered"])
+    asked = [replace(one, stopping=Stopping(max_tokens=14)) for one in requests(None, SAMPLINGS["filtered"])]
     with watched(monkeypatch) as seen:
         run(engine, asked[:3])
         run(engine, asked)  # the prompts are cached now

@@ -120,6 +120,16 @@ def test_a_text_that_goes_on_and_on_never_runs_into_a_dead_end(schema: dict[str,
         assert outcome != "dead_end", why
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_what_must_not_be_a_multiple_never_begins_as_zero(seed: int) -> None:
+    """Every number but zero may get another digit, and be none."""
+    few = {"contains": {"multipleOf": 12_347}, "maxContains": 1}
+    schema = {"type": "array", "items": {"type": "integer"}, "minItems": 300, **few}
+    grammar = BYTES.compiler.compile(JsonSchema(schema, "compact"))
+    _, outcome, why = BYTES.walker.walk(grammar, random.Random(seed), 200, Times())
+    assert outcome == "unfinished", why
+
+
 @pytest.mark.parametrize("seed", range(0, 60, 20))
 def test_all_short_arrays_that_hold_can_be_written_and_no_others(seed: int) -> None:
     print("seeds from", seed)
