@@ -33,6 +33,24 @@ def gumbel_rows(seeds_L: Tensor, positions_L: Tensor, vocab_size: int, tuning: T
     return noise_LV
 
 
+def gumbel_of_integers(x_N: Tensor, tuning: Tuning = TUNINGS[0]) -> Tensor:
+    """Noise, fp32 `[N]`, of 32-bit integers, given as the int32 with their bits: how the logarithms are checked."""
+    noise_N = torch.empty(len(x_N), dtype=torch.float32, device=x_N.device)
+    if len(x_N):
+        gumbel_of_kernel[(triton.cdiv(len(x_N), tuning.block),)](
+            noise_N, x_N, len(x_N), BLOCK=tuning.block, **tuning.options
+        )
+    return noise_N
+
+
+@triton.jit
+def gumbel_of_kernel(noise_N, x_N, count, BLOCK: tl.constexpr):
+    """One block of integers."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_N + place, mask=place < count, other=0)
+    tl.store(noise_N + place, gumbel_of(x.to(tl.uint32, bitcast=True)), mask=place < count)
+
+
 @triton.jit
 def gumbel_kernel(noise_LV, seeds_L, positions_L, vocab_size, BLOCK: tl.constexpr):
     """One block of one row of noise."""

@@ -72,6 +72,7 @@ def compilations() -> Iterator[Compilation]:
     filters = ("*fp32", "*i32", "*fp32", "*fp32")
     by_tuning: list[tuple[Any, Sequence[str], Sequence[Tuning]]] = [
         (noise.gumbel_kernel, ("*fp32", "*i64", "*i64", "i32"), noise.TUNINGS),
+        (noise.gumbel_of_kernel, ("*fp32", "*i32", "i32"), noise.TUNINGS),
         (mask.mask_kernel, ("*fp32", "*i32", "*i1", "i32", "i32", "i32"), mask.TUNINGS),
         (sample.penalty_kernel, ("*fp32", *["*i32"] * 3, *["*fp32"] * 3, "i32"), sample.PENALTY_TUNINGS),
         (

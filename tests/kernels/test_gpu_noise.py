@@ -7,7 +7,6 @@ import random
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 triton = pytest.importorskip("triton", reason="triton is not installed: it comes with the extra `gpu`, on Linux")
 
@@ -41,25 +40,9 @@ def integers_kernel(words, seed, position, BLOCK: tl.constexpr):
     tl.store(words + 4 * block + 3, word_3.to(tl.int64, bitcast=True))
 
 
-@triton.jit
-def logarithms_kernel(noise_N, x_N, BLOCK: tl.constexpr):
-    """Noise of given integers."""
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(noise_N + place, noise.gumbel_of(tl.load(x_N + place).to(tl.uint32, bitcast=True)))
-
-
 def signed(seed: int) -> int:
     """The int64 with the bits of a seed."""
     return seed - SIGNED if seed >= 2**63 else seed
-
-
-def noise_of(integers: NDArray[np.int64]) -> NDArray[np.float32]:
-    """The kernel's logarithms of integers below 2**32, of which there is a multiple of 8192."""
-    x_N = torch.from_numpy(integers.astype(np.uint32).view(np.int32))
-    noise_N = torch.empty(len(integers))
-    logarithms_kernel[(len(integers) // 8192,)](noise_N, x_N, BLOCK=8192)
-    found: NDArray[np.float32] = noise_N.numpy()
-    return found
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**63, 2**64 - 1])
@@ -99,6 +82,7 @@ def test_noise_of_edges_and_of_any_integer_is_finite_and_off_by_a_millionth_at_m
     integers = np.concatenate(ranges).astype(np.int64)
     assert integers.min() == 0
     assert integers.max() == 2**32 - 1
-    found = noise_of(integers)
+    x_N = torch.from_numpy(integers.astype(np.uint32).view(np.int32))
+    found = noise.gumbel_of_integers(x_N, Tuning(block=65536, warps=4)).numpy()
     assert np.isfinite(found).all()
     assert np.abs(found - gumbel(integers.astype(np.uint32))).max() <= 1e-6

@@ -22,11 +22,10 @@ from specdec.kernels.draws import NOT_NUMBERS, NOTHING_ALLOWED, Counted, Draws
 from specdec.kernels.gpu import logprobs as gpu_logprobs
 from specdec.kernels.gpu import mask as gpu_mask
 from specdec.kernels.gpu import sample as gpu_sample
-from specdec.kernels.sample import perturbed
+from specdec.kernels.rounding import certain
 from tests.kernels.cover import pairwise
 
 INFINITY, NAN = math.inf, math.nan
-EDGE = 1e-5
 
 
 @pytest.fixture
@@ -137,33 +136,6 @@ def test_penalized_rows_are_those_of_the_reference_to_the_last_bit(
 
 
 # Draws
-
-
-def blur(value: float) -> float:
-    """What two sums of a score and its noise near `value` may be off against each other: the noise by 1e-6 each, the
-    sum by half a unit in its last place each."""
-    return 2e-6 + 2**-23 * abs(value)
-
-
-def certain(scores_V: Tensor, draws: Draws, row: int) -> bool:
-    """Whether rounding cannot change the draw of a row: the best two differ by more than `blur`, and no target of
-    top-p moved by EDGE keeps other tokens."""
-    kept = []
-    for moved in (-EDGE, 0.0, EDGE):
-        top_p = draws.top_p_L[row].item()
-        ids, values = perturbed(
-            scores_V.numpy(),
-            temperature=draws.temperature_L[row].item(),
-            top_k=int(draws.top_k_L[row]),
-            top_p=top_p if top_p == 1.0 else top_p + moved,
-            min_p=draws.min_p_L[row].item(),
-            seed=int(draws.seeds_L[row]),
-            position=int(draws.positions_L[row]),
-        )
-        kept.append(None if ids is None else ids.tolist())
-    best = np.sort(values)[-2:]
-    exact = draws.temperature_L[row] < 1e-5  # no noise, so ties are ties
-    return kept[0] == kept[1] == kept[2] and (bool(exact) or len(best) < 2 or best[1] - best[0] > blur(best[1]))
 
 
 @pytest.mark.parametrize(
