@@ -89,10 +89,12 @@ def compilations() -> Iterator[Compilation]:
         for tuning in tunings:
             yield Compilation(kernel, types, {"BLOCK": tuning.block}, tuning.warps)
         yield Compilation(kernel, types, {"BLOCK": tunings[0].block}, tunings[0].warps, aligned=False)
+    # As many chunks as 262,144 tokens have, and the likeliest 5 or 20 of each.
     joins: list[tuple[Any, Sequence[str], str, int, int]] = [
         (sample.choose_kernel, ("*i64", "*i64", "*fp32", "i32"), "CHUNKS", 256, sample.CHOOSE_WARPS),
         (logprobs.total_kernel, ("*fp32", "*fp32", "*fp32", "i32"), "CHUNKS", 64, logprobs.JOIN_WARPS),
-        (logprobs.top_kernel, ("*i64", "*fp32", "*i64", "*fp32", "i32", "i32"), "SIZE", 2048, logprobs.JOIN_WARPS),
+        (logprobs.top_kernel, ("*i64", "*fp32", "*i64", "*fp32", "i32", "i32"), "SIZE", 1024, logprobs.JOIN_WARPS),
+        (logprobs.top_kernel, ("*i64", "*fp32", "*i64", "*fp32", "i32", "i32"), "SIZE", 4096, logprobs.JOIN_WARPS),
     ]
     for kernel, types, constant, size, warps in joins:
         yield Compilation(kernel, types, {constant: size}, warps, aligned=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 
 import numpy as np
@@ -86,3 +87,10 @@ def test_noise_of_edges_and_of_any_integer_is_finite_and_off_by_a_millionth_at_m
     found = noise.gumbel_of_integers(x_N, Tuning(block=65536, warps=4)).numpy()
     assert np.isfinite(found).all()
     assert np.abs(found - gumbel(integers.astype(np.uint32))).max() <= 1e-6
+
+
+@pytest.mark.parametrize("tuning", noise.TUNINGS)
+def test_noise_has_the_bits_it_has_elsewhere(tuning: Tuning) -> None:
+    x_N = torch.from_numpy((np.arange(2**16, dtype=np.uint32) * np.uint32(65537)).view(np.int32))
+    found = noise.gumbel_of_integers(x_N, tuning).numpy().astype("<f4").tobytes()
+    assert hashlib.blake2b(found, digest_size=8).hexdigest() == noise.NOISE_DIGEST

@@ -177,6 +177,40 @@ def test_draws_are_those_of_the_reference(case: dict[str, Any], rng: np.random.G
     assert ((found_L >= 0) & (found_L < case["vocab_size"])).all()
 
 
+def test_equals_at_the_edges_of_filters_are_kept_as_the_reference_keeps_them() -> None:
+    """min-p, whose edge is a score here, keeps all that equal it, though top-p kept few of its own equals before; and
+    where top-p has the last word, only the lowest tokens of its equals stay."""
+    scores_V = torch.full((100,), -9.0)
+    scores_V[20], scores_V[50:61], scores_V[:10] = 0.0, math.log(0.5), -1.0
+    scores_LV = scores_V.repeat(16, 1)
+    expected = []
+    for min_p in (0.0, 0.5):
+        draws = Draws(
+            torch.ones(16),
+            torch.zeros(16, dtype=torch.int32),
+            torch.full((16,), 0.8),
+            torch.full((16,), min_p),
+            torch.arange(16),
+            torch.arange(16),
+        )
+        expected.append(sample_rows.draw_rows(scores_LV, draws, torch.zeros(16)).tolist())
+        assert all(certain(row, draws, place) for place, row in enumerate(scores_LV))
+        assert gpu_sample.draw_rows(scores_LV, draws, torch.zeros(16)).tolist() == expected[-1]
+    kept, kept_by_both = (set(tokens) for tokens in expected)
+    assert {token for token in kept if token < 10} <= {0, 1, 2, 3, 4}
+    assert min(kept) < 10
+    assert kept_by_both <= {20, *range(50, 61)}
+    assert max(kept_by_both) >= 50
+
+
+def test_both_zeros_are_one_score() -> None:
+    scores_LV = torch.tensor([[-1.0, -0.0, 0.0, -0.0], [-1.0, 0.0, -0.0, 0.0]])
+    greedy = Draws(torch.zeros(2), *(getattr(plain(2), name) for name in Draws.__slots__[1:]))
+    assert gpu_sample.draw_rows(scores_LV, greedy, torch.zeros(2)).tolist() == [1, 1]
+    ids_LM, _ = gpu_logprobs.top_rows(scores_LV, torch.zeros(2), 4)
+    assert ids_LM.tolist() == [[1, 2, 3, 0]] * 2
+
+
 def plain(num_rows: int) -> Draws:
     """Draws at temperature 1 without filters."""
     ones, zeros = torch.ones(num_rows), torch.zeros(num_rows)
