@@ -4,6 +4,9 @@ import os
 
 # Tiny models gain nothing from a second thread, and lose much where other work runs beside the tests.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Kernels run as NumPy programs where there is no GPU; it is decided when they are imported. What is to be compiled runs
+# in a process of its own.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
 

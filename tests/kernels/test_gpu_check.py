@@ -1,0 +1,62 @@
+"""The script that checks and times kernels on a GPU, rehearsed in the interpreter."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="triton is not installed: it comes with the extra `gpu`, on Linux")
+
+SCRIPT = Path(__file__).parent.parent.parent / "scripts" / "gpu_check"
+
+
+def rehearse(folder: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], dict[str, dict[str, object]]]:
+    """The script's end and the sections of its JSON, run in a folder that is not the repository."""
+    command = [sys.executable, str(SCRIPT), "--rehearse", *arguments]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
+    print(result.stdout, result.stderr)
+    report = json.loads((folder / "gpu_check.json").read_text())
+    assert report["rehearsal"] is True
+    return result, report["sections"]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["machine", "mask"],
+        pytest.param(["machine", "noise", "mask", "penalties", "draw", "logprobs"], marks=pytest.mark.slow),
+    ],
+)
+def test_a_rehearsal_checks_and_times_every_kernel_and_ends_with_one_table(names: list[str], tmp_path: Path) -> None:
+    result, sections = rehearse(tmp_path, *(names if len(names) < 6 else []))
+    assert result.returncode == 0
+    assert list(sections) == names
+    lines = result.stdout.splitlines()
+    assert lines[-len(names) :] == [f"{name}: passes, {sections[name]['checks']} checks" for name in names]
+    head = next(place for place, line in enumerate(lines) if line.split() == ["kernel", "us", "floor", "us", "ratio"])
+    times = [found for section in sections.values() for found in section["times"]]  # type: ignore[attr-defined]
+    assert len(times) == len(lines) - len(names) - head - 1 >= 2
+    for found, line in zip(times, lines[head + 1 :], strict=False):
+        assert line.startswith(found["name"])
+        assert found["seconds"] > 0
+        assert found["num_bytes"] > 0
+
+
+def test_a_section_that_fails_is_reported_and_hides_no_other(tmp_path: Path) -> None:
+    result, sections = rehearse(tmp_path, "--seconds", "0.2", "mask", "draw")
+    assert result.returncode == 1
+    assert [section["checks"] for section in sections.values()] == [0, 0]
+    assert "mask: fails, 0 checks" in result.stdout
+    assert "draw: ran past 0.1 s" in result.stdout
+    assert result.stdout.splitlines()[-1] == "draw: fails, 0 checks"
+
+
+def test_a_section_that_is_unknown_is_refused_by_name(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), "masks"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert result.returncode == 2
+    assert "sections ['masks'] are unknown; there are machine, noise, mask, penalties, draw, logprobs" in result.stderr
