@@ -177,7 +177,7 @@ def test_a_damaged_folder_is_one_error_that_names_the_file(
     assert "\n" not in str(caught.value)
 
 
-ODD = (None, -1, 0, 1, "x", "", [], [None], {}, {"a": []}, True, 1.5, float("nan"), 10**13)
+ODD: tuple[Any, ...] = (None, -1, 0, 1, "x", "", [], [None], {}, {"a": []}, True, 1.5, float("nan"), 10**13)
 ODD_KEYS = [
     ("eagle3-llama", ("draft_vocab_size",)),
     ("eagle3-llama", ("eagle_aux_hidden_state_layer_ids",)),
