@@ -104,6 +104,8 @@ class Memory:
                 kept.waiting.append(item.features[overlap:])
             kept.hidden = None
             if not item.wanted and not (item.features is not None and kept.num_waiting >= MAX_WAITING):
+                if kept.waiting:
+                    kept.waiting[-1] = kept.waiting[-1].clone()  # a view would keep what the whole step computed
                 continue
             stays = item.end % self._pool.block_size != 0 and not item.seq.finished
             end = min(item.end + stays, len(item.seq.tokens))

@@ -203,6 +203,26 @@ def test_a_step_that_it_did_not_observe_leaves_no_wrong_guess(family: str, monke
         torch.testing.assert_close(row.logits_V, dense, atol=1e-4, rtol=1e-5, msg=str(row))
 
 
+def test_what_waits_for_a_drafter_keeps_nothing_of_its_company(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drafter that is not asked for long holds its own texts' features, not those of all rows of their steps."""
+    engine = new_engine(made("eagle3-llama"), CONFIGS["plain"])
+    (drafter,) = engine.drafting.drafters
+    ask = engine.policy.ask
+    monkeypatch.setattr(
+        engine.policy, "ask", lambda grants: [replace(one, muted=frozenset(drafter.names)) for one in ask(grants)]
+    )
+    for number in range(12):
+        engine.add(Request(tuple(range(1, 9)), replace(SAMPLING, seed=number), Stopping(max_tokens=60)), f"r{number}")
+    most = 0
+    while engine.has_work:
+        engine.step()
+        held = [part for kept in drafter._voice._context._kept.values() for part in kept.waiting]  # type: ignore[attr-defined]
+        rows = sum(map(len, held))
+        assert sum(part.untyped_storage().nbytes() for part in held) == rows * WIDTH * 4
+        most = max(most, rows)
+    assert most > 12 * 10
+
+
 def test_a_request_without_drafts_costs_the_drafter_nothing() -> None:
     engine = new_engine(made("eagle3-llama"), CONFIGS["plain"])
     off = [replace(one, sampling=replace(SAMPLING, speculative=Speculative(max_nodes=0))) for one in requests()]
