@@ -41,10 +41,10 @@ def read_ranks(path: str) -> tuple[tuple[float, ...], ...]:
     """`Growth.ranks` from a file of `specdec eval rank-accuracy`. Raises `ConfigError` for one that holds none."""
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
-        ranks = tuple(tuple(float(share) for share in shares) for shares in found["rank_accuracy"])
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        ranks = tuple(tuple(0.0 + share for share in shares) for shares in found["rank_accuracy"])
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise ConfigError(f"draft_ranks {path}: no file of `specdec eval rank-accuracy`: {error}") from error
-    if not ranks or not all(0.0 <= share <= 1.0 for shares in ranks for share in shares):
+    if not ranks or not ranks[0] or not all(0.0 <= share <= 1.0 for shares in ranks for share in shares):
         raise ConfigError(f"draft_ranks {path}: rank_accuracy must hold shares from 0 to 1 by depth")
     return ranks
 

@@ -39,7 +39,8 @@ class Pool:
 
 @dataclass(slots=True)
 class Kept:
-    """How far the rows of one text go: slots below `filled` hold true rows; None: what a prefix hit stood on is gone.
+    """How far the rows of one text go: slots below `filled` hold true rows; None: what they stand on is gone, after a
+    prefix hit on blocks that are not whole, or a step that was not observed.
     `waiting` are the features of the tokens from `filled` - 1 on, as far as the target has computed them; `hidden` is
     what the model made of the last row."""
 
@@ -96,9 +97,15 @@ class Memory:
             if kept.filled is None:
                 continue
             if item.features is not None:
-                kept.waiting.append(item.features[max(0, kept.filled - 1 + kept.num_waiting - item.start) :])
+                overlap = kept.filled - 1 + kept.num_waiting - item.start
+                if overlap < 0:  # a step went by unheard: the features in between are lost, and so is all behind them
+                    self._kept[item.seq] = Kept(None)
+                    continue
+                kept.waiting.append(item.features[overlap:])
             kept.hidden = None
             if not item.wanted and not (item.features is not None and kept.num_waiting >= MAX_WAITING):
+                if kept.waiting:
+                    kept.waiting[-1] = kept.waiting[-1].clone()  # a view would keep what the whole step computed
                 continue
             stays = item.end % self._pool.block_size != 0 and not item.seq.finished
             end = min(item.end + stays, len(item.seq.tokens))
@@ -113,12 +120,16 @@ class Memory:
             kept = self._kept.get(seq)
             if kept is None and self._first == 0:
                 kept = self._begin(seq, seq.num_computed)
-            if kept is not None and kept.filled is not None and kept.hidden is None:
+            if kept is not None and kept.filled is not None:
                 missing = len(seq.tokens) - kept.filled
                 if missing > 0 and (self._first == 0 or kept.num_waiting == missing):
                     due.append((seq, kept, kept.filled, len(seq.tokens)))
         self._fill(due)
-        return [kept.hidden if (kept := self._kept.get(seq)) is not None else None for seq in seqs]
+        return [self._last_hidden(seq) for seq in seqs]
+
+    def _last_hidden(self, seq: Sequence) -> Tensor | None:
+        kept = self._kept.get(seq)
+        return kept.hidden if kept is not None and kept.filled == len(seq.tokens) else None
 
     def run(self, parts: Seq[Rows], features_RD: Tensor | None) -> Tensor:
         """Hidden states `[R, D]` of some rows, whose keys and values are written to their slots."""

@@ -184,6 +184,8 @@ class ModelDrafter:
 
     def _serves(self, seq: Sequence) -> bool:
         guesses = seq.request.sampling.guesses
+        if self._max_length is not None and len(seq.tokens) >= self._max_length:
+            return False
         return guesses.limit > 0 and (not guesses.methods or self.names[0] in guesses.methods)
 
     def _depth(self, grant: Grant) -> int:

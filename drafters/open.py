@@ -81,11 +81,11 @@ def layer_skip(setup: Setup, argument: str) -> ModelDrafter:
     """The target's own first layers and its head. `argument` says how many; two thirds if left out. Raises
     `ConfigError` for a number outside 1 to the target's."""
     count = len(setup.model.layers)
-    depth = (
-        max(1, 2 * count // 3) if not argument else int(argument) if argument.isascii() and argument.isdigit() else 0
-    )
+    depth = max(1, 2 * count // 3)
+    if argument:
+        depth = int(argument) if argument.isascii() and argument.isdigit() and len(argument) < 5 else 0
     if not 1 <= depth <= count:
-        raise ConfigError(f"drafter {LAYER_SKIP} takes 1 to {count} layers of this model, got {argument!r}")
+        raise ConfigError(f"drafter {LAYER_SKIP} takes 1 to {count} layers of this model, got {argument[:20]!r}")
     head = CausalHead(LAYER_SKIP, setup.model, setup.model.vocab_size, depth=depth)
     context = Borrowed(head, setup.cache, setup.pool.device)
     return ModelDrafter(Recurrent(head, context), setup.model.vocab_size, setup.growth)
@@ -98,6 +98,8 @@ def head(setup: Setup, argument: str) -> ModelDrafter:
     folder = Path(setup.checkpoint.path) if setup.source is None else find_folder(setup.source)
     if folder is None or not folder.is_dir():
         raise ConfigError(f"a drafter that is a head is a folder; {setup.source or setup.checkpoint.path} is none")
+    if setup.source is None and family_of(folder) != MTP:
+        raise ConfigError(f"drafter {MTP}: the target {folder} holds no module for multi-token prediction")
     config = setup.checkpoint.config
     target = Target(
         len(setup.model.layers), config.hidden_size, setup.model.vocab_size, setup.model.embed, setup.model.logits

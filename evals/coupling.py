@@ -23,7 +23,7 @@ from specdec.drafters.draft_model import Borrowed, CausalHead
 from specdec.errors import ConfigError
 from specdec.evals.prompts import EvalPrompt
 from specdec.evals.runs import watch
-from specdec.kernels.sample import gumbel, noise_words
+from specdec.kernels.sample import GREEDY_BELOW, gumbel, noise_words
 from specdec.llm import LLM
 from specdec.request import Sampling, Stopping
 from specdec.runner import TorchRunner
@@ -44,10 +44,13 @@ def measure(
 ) -> dict[str, Any]:
     """Means over all positions of the texts that answer `prompts`, drafts being those of the first `depth` layers.
 
-    Raises `ConfigError` for a depth that the model does not have, or a temperature of 0.
+    Raises `ConfigError` for a depth that the model does not have, or a temperature at which nothing is drawn.
     """
-    if temperature <= 0.0:
-        raise ConfigError("coupling is measured where tokens are drawn: temperature must be above 0")
+    if temperature < GREEDY_BELOW:
+        raise ConfigError(
+            f"coupling is measured where tokens are drawn: temperature must be {GREEDY_BELOW} or more, "
+            f"got {temperature}"
+        )
     runner = llm.loaded.engine.runner
     assert isinstance(runner, TorchRunner)
     if not 1 <= depth <= len(runner.model.layers):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any
 
-from specdec.drafters.model_drafter import ModelDrafter
+from specdec.drafters.model_drafter import ModelDrafter, RankCounts
 from specdec.errors import ConfigError
 from specdec.evals.prompts import EvalPrompt
 from specdec.evals.runs import watch
@@ -31,6 +31,7 @@ def measure(
     if len(found) != 1:
         raise ConfigError(f"rank accuracy is that of one drafter that is a model; {len(found)} run here")
     (drafter,) = found
+    drafter.ranks = RankCounts()  # without what it guessed before, as when its costs were measured
     for done, prompt in enumerate(prompts, 1):
         ids = llm.chat_prompt(prompt.messages)
         watch(llm.loaded.engine, llm.request(ids, sampling, stopping, constraint=prompt.constraint))

@@ -41,6 +41,7 @@ DEFAULT_DRAFTER = "forced,suffix"
 
 HEADS = ("eagle", "eagle3", "peagle", "mtp", "medusa")
 OWN_FILES = ("draft_model", *HEADS)  # drafters that have files
+MODELS = ("layer_skip", *OWN_FILES)
 # Where each drafter is found, by name, and which facts of the target it is made with; imported when used.
 DRAFTERS: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     "none": ("specdec.drafters.none", "NoDrafter", ()),
@@ -192,16 +193,19 @@ def drafter_names(names: str, family: str | None = None) -> tuple[str, ...]:
     files (see `drafters.open.family`) is one of them too, named or not. A name may end in a number for its drafter
     (`layer_skip:20`).
 
-    Raises `ConfigError` for a name that is not known or has no files, or "none" beside others.
+    Raises `ConfigError` for a name that is not known, comes twice or has no files, or "none" beside others.
     """
     chosen = dict.fromkeys(name.strip() for name in names.split(",") if name.strip())
-    if family is not None:
-        chosen = {**chosen, family: None}
+    bare = {name: name.partition(":")[0] for name in chosen}
+    if family is not None and family not in bare.values():
+        chosen, bare = {**chosen, family: None}, {**bare, family: family}
     for name in chosen:
-        if name.partition(":")[0] not in DRAFTERS:
+        if bare[name] not in DRAFTERS:
             raise ConfigError(f"drafter {name!r} is not known; there are {', '.join(DRAFTERS)}")
-        # Multi-token prediction may come with the target itself.
-        if name in OWN_FILES and name not in (family, "mtp"):
+        if list(bare.values()).count(bare[name]) > 1:
+            raise ConfigError(f"drafter {bare[name]} is named twice, got {names!r}")
+        # Multi-token prediction may come with the target itself, and then runs without other files.
+        if bare[name] in OWN_FILES and bare[name] != (family or "mtp"):
             held = "there are none" if family is None else f"those of --draft-model are a {family}"
             raise ConfigError(f"drafter {name} needs files of its own: {held}")
     if "none" in chosen and len(chosen) > 1:
@@ -210,7 +214,13 @@ def drafter_names(names: str, family: str | None = None) -> tuple[str, ...]:
 
 
 def make_drafters(names: Sequence[str], setup: Setup) -> list[Drafter]:
-    """The drafters of `drafter_names` for one target. Raises `ConfigError`, and `ModelError` for files of models."""
+    """The drafters of `drafter_names` for one target. Raises `ConfigError`, also for options that none of them takes
+    notice of, and `ModelError` for files of models."""
+    chosen = {name.partition(":")[0] for name in names}
+    if setup.overrides and chosen.isdisjoint(OWN_FILES):
+        raise ConfigError(f"draft_overrides are for heads, got {', '.join(setup.overrides)} and no head")
+    if setup.growth.ranks is not None and chosen.isdisjoint(MODELS):
+        raise ConfigError(f"draft_ranks are for drafters that are models: {', '.join(MODELS)}; none of them runs")
     drafters: list[Drafter] = []
     for name in names or ["none"]:
         bare, _, argument = name.partition(":")

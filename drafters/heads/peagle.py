@@ -97,5 +97,6 @@ def _convention(files: Files, overrides: Mapping[str, object]) -> PEagleConventi
         raise ModelError(
             f"{files.config_file}: the key mask_token_id is missing; name the token with the override mask_token"
         )
-    methods = files.config.get("speculators_config", {}).get("proposal_methods") or [{}]
-    return PEagleConvention(mask_token, Raw(methods[0], files.config_file).get("speculative_tokens", int, _AHEAD))
+    methods = Raw(files.config, files.config_file, nested=("speculators_config",)).get("proposal_methods", tuple, ())
+    first = methods[0] if methods and isinstance(methods[0], Mapping) else {}
+    return PEagleConvention(mask_token, Raw(first, files.config_file).get("speculative_tokens", int, _AHEAD))

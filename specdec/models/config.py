@@ -14,7 +14,8 @@ from specdec.errors import ModelError
 
 FULL = "full_attention"
 SLIDING = "sliding_attention"
-MAX_LAYERS = 1024  # more are a damaged file; building them would fill the memory before any tensor is looked for
+# More are a damaged file; building them would fill the memory before any tensor is looked for.
+MAX_LAYERS, MAX_HEAD_DIM = 1024, 65536
 ROPE_KINDS = ("default", "linear", "llama3", "yarn", "divisors")
 
 # Where configs say how many modules for multi-token prediction came with the model.
@@ -158,8 +159,8 @@ class ModelConfig:
         if raw.get("head_dim") is None and "head_dim" not in _DEFAULTS[model_type] and hidden_size % num_heads:
             raise keys.wrong("hidden_size", hidden_size, f"a multiple of num_attention_heads ({num_heads})")
         head_dim = keys.integer("head_dim", hidden_size // num_heads)
-        if head_dim % 2:
-            raise keys.wrong("head_dim", head_dim, "an even number")
+        if head_dim % 2 or head_dim > MAX_HEAD_DIM:
+            raise keys.wrong("head_dim", head_dim, f"an even number up to {MAX_HEAD_DIM}")
         layer_kinds = _layer_kinds(keys, num_layers)
         ropes = {kind: _rope(keys, kind if model_type == _GEMMA else FULL) for kind in dict.fromkeys(layer_kinds)}
         attention_bias = keys.flag("attention_bias", False)

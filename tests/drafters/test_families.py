@@ -28,7 +28,7 @@ from specdec.protocols import Model
 from specdec.request import Request, Sampling, Speculative, Stopping
 from tests.drafters import test_heads_eagle, test_heads_medusa, test_heads_mtp
 from tests.drafters.head_files import LAYERS, RECORDED, VOCABULARY, WIDTH, recorded, write
-from tests.drafters.heads import dense_draft, engine_with, watched
+from tests.drafters.heads import causal, dense_draft, engine_with, watched
 from tests.fakes import Outcome, run, texts
 from tests.tiny import LLAMA, filled
 
@@ -174,6 +174,53 @@ def test_a_drafter_that_was_not_asked_for_a_while_guesses_from_the_same(
     for row in random.Random(3).sample(seen, 40):
         dense = dense_draft(head, target(), row.tokens, row.path)
         torch.testing.assert_close(row.logits_V, dense, atol=1e-4, rtol=1e-5, msg=str(row))
+
+
+@pytest.mark.parametrize("family", ["eagle3-llama", "mtp of qwen", "peagle-llama", "medusa", "draft_model"])
+def test_a_step_that_it_did_not_observe_leaves_no_wrong_guess(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It failed there. What it can no longer know it does not guess from, in this text and in those that share blocks
+    with it."""
+    head = causal(target()) if family == "draft_model" else made(family)
+    engine = new_engine(head, CONFIGS["plain"])
+    (drafter,) = engine.drafting.drafters
+    observe, steps = drafter.observe, 0
+
+    def deaf(*told):  # type: ignore[no-untyped-def]
+        nonlocal steps
+        steps += 1
+        if steps % 4 == 0:
+            raise RuntimeError("a step that fails")
+        observe(*told)
+
+    monkeypatch.setattr(drafter, "observe", deaf)
+    with watched(monkeypatch) as seen:
+        for _ in range(2):
+            assert texts(run(engine, requests())) == root_only()
+    assert engine.metrics.drafter_errors == steps // 4 > 0
+    assert drafter.num_kept == 0  # type: ignore[attr-defined]
+    for row in random.Random(3).sample(seen, min(40, len(seen))):
+        dense = dense_draft(head, target(), row.tokens, row.path)
+        torch.testing.assert_close(row.logits_V, dense, atol=1e-4, rtol=1e-5, msg=str(row))
+
+
+def test_what_waits_for_a_drafter_keeps_nothing_of_its_company(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drafter that is not asked for long holds its own texts' features, not those of all rows of their steps."""
+    engine = new_engine(made("eagle3-llama"), CONFIGS["plain"])
+    (drafter,) = engine.drafting.drafters
+    ask = engine.policy.ask
+    monkeypatch.setattr(
+        engine.policy, "ask", lambda grants: [replace(one, muted=frozenset(drafter.names)) for one in ask(grants)]
+    )
+    for number in range(12):
+        engine.add(Request(tuple(range(1, 9)), replace(SAMPLING, seed=number), Stopping(max_tokens=60)), f"r{number}")
+    most = 0
+    while engine.has_work:
+        engine.step()
+        held = [part for kept in drafter._voice._context._kept.values() for part in kept.waiting]  # type: ignore[attr-defined]
+        rows = sum(map(len, held))
+        assert sum(part.untyped_storage().nbytes() for part in held) == rows * WIDTH * 4
+        most = max(most, rows)
+    assert most > 12 * 10
 
 
 def test_a_request_without_drafts_costs_the_drafter_nothing() -> None:

@@ -177,6 +177,37 @@ def test_a_damaged_folder_is_one_error_that_names_the_file(
     assert "\n" not in str(caught.value)
 
 
+ODD: tuple[Any, ...] = (None, -1, 0, 1, "x", "", [], [None], {}, {"a": []}, True, 1.5, float("nan"), 10**13)
+ODD_KEYS = [
+    ("eagle3-llama", ("draft_vocab_size",)),
+    ("eagle3-llama", ("eagle_aux_hidden_state_layer_ids",)),
+    ("eagle3-llama", ("logit_scale",)),
+    ("eagle3-llama", ("transformer_layer_config",)),
+    ("eagle3-llama", ("transformer_layer_config", "head_dim")),
+    ("eagle3-llama", ("transformer_layer_config", "vocab_size")),
+    ("peagle-llama", ("speculators_config",)),
+    ("peagle-llama", ("speculators_config", "proposal_methods")),
+    ("peagle-llama", ("mask_token_id",)),
+]
+
+
+@pytest.mark.parametrize(("case", "path"), ODD_KEYS)
+def test_an_odd_value_in_a_config_is_at_most_an_error_of_one_line(
+    case: str, path: tuple[str, ...], tmp_path: Path
+) -> None:
+    for odd in ODD:
+        config, tensors, _ = recorded(case)
+        inner = config
+        for key in path[:-1]:
+            inner = inner[key]
+        inner[path[-1]] = odd
+        try:
+            open_head(write(tmp_path, config, tensors), target())
+        except ModelError as error:
+            assert "\n" not in str(error), odd
+            assert str(tmp_path) in str(error), odd
+
+
 def test_a_folder_that_is_not_there_is_said_so(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="nowhere: no such folder"):
         open_head(tmp_path / "nowhere", target())

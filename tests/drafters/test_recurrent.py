@@ -146,6 +146,11 @@ def test_the_drafters_own_context_ends_its_guesses_and_not_the_text() -> None:
         assert part.num_drafts == 0 or length < 40
         length += len(part.tokens)
         assert part.num_accepted == 0 or length <= 41  # a bonus token comes behind the last guess
+    engine.add(Request(tuple(range(3, 43)), Sampling(temperature=0.0), Stopping(max_tokens=20)), "long")
+    (drafter,) = engine.drafting.drafters
+    while engine.has_work:
+        engine.step()
+        assert drafter.num_kept == 0  # type: ignore[attr-defined]  # nothing is read of what is too long from the start
 
 
 def test_a_draft_model_that_was_not_asked_catches_up_in_one_forward(monkeypatch: pytest.MonkeyPatch) -> None:
