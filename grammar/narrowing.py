@@ -154,8 +154,11 @@ class Narrowing:
         checker = _checker(text)
         if not self._looks_for_copies(checker):
             return
+        is_inside = _is_nearly_full(checker) or _is_copy(checker)
+        if not is_inside and (text.place is not Place.BETWEEN or not checker.containers):
+            return  # no token can be one: most rows end here
         tokens = tokens_of(words_W & ~self._blanks_W).tolist()
-        if len(tokens) <= SMALL and (_is_nearly_full(checker) or _is_copy(checker)):
+        if len(tokens) <= SMALL and is_inside:
             yield from sorted(tokens, key=lambda token: self._table.spelled[token][:1] not in b"}]")
         elif len(tokens) <= MANY:
             yield from (token for token in tokens if self._is_copying(text, token))
