@@ -200,7 +200,8 @@ def test_what_is_too_large_is_refused_at_once(make: object) -> None:
     before = time.process_time()
     with pytest.raises(InvalidRequest) as caught:
         make()
-    assert time.process_time() - before < 0.5  # about 0.03 s; the bound leaves room for a busy machine
+    # About 0.03 s; building what is asked for would take minutes. A collection of garbage may fall into it.
+    assert time.process_time() - before < 5
     assert caught.value.code == "too_large" or "options: must hold 1 to" in str(caught.value)
 
 
