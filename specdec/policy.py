@@ -4,6 +4,7 @@ and a table of costs; no tensors, no clock.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set
@@ -33,7 +34,7 @@ STRING_SHARE = 8  # a place where more than an eighth of the vocabulary may foll
 TRUST = 0.5  # tokens a draw that a drafter is thought to give before it was asked
 GAIN_MEMORY = 0.9
 WASTE = 0.01  # of a root-only forward: what a drafter may cost in a draw without being switched off
-FIRST_PAUSE, MAX_PAUSE = 8, 64  # draws
+FIRST_PAUSE, PAUSES = 8, 8  # draws, and how many times as long a pause may become
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +201,7 @@ class Policy:
         self.ledger = Ledger()
         self._outlooks: dict[Sequence, Outlook] = {}  # of the trees in flight
         self._hearings: dict[Sequence, dict[str, _Hearing]] = {}
+        self._general: dict[str, _Hearing] = {}  # of all texts together: with what a new text begins
 
     def ask(self, grants: Seq[Grant]) -> list[Grant]:
         """The grants with the drafters that are not to be asked."""
@@ -264,8 +266,13 @@ class Policy:
         return best
 
     def _muted(self, grant: Grant) -> Grant:
-        hearings = self._hearings.get(grant.seq, {})
-        for hearing in hearings.values():
+        hearings = self._hearings.get(grant.seq)
+        if hearings is None:
+            hearings = self._hearings[grant.seq] = {
+                name: replace(self._hearing(cost), left=self._pause_left(name, cost))
+                for name, cost in self.drafters.items()
+            }
+        for hearing in (*hearings.values(), *self._general.values()):
             hearing.asked = not hearing.left
             hearing.left = max(0, hearing.left - 1)
         muted = frozenset(name for name, hearing in hearings.items() if not hearing.asked)
@@ -279,16 +286,33 @@ class Policy:
         rows = Counter(map(drafter_of, span.tree.sources[1:]))
         accepted = Counter(drafter_of(span.tree.sources[node]) for node in path)
         for name, cost in self.drafters.items():
-            hearing = hearings.setdefault(name, _Hearing(TRUST * token_cost))
+            hearing = hearings.setdefault(name, self._hearing(cost))
             if not hearing.asked:
                 continue
             gain = accepted[name] * token_cost - rows[name] * row_cost - cost
-            hearing.gain = hearing.gain * GAIN_MEMORY + gain * (1 - GAIN_MEMORY)
-            if gain > 0:
-                hearing.pause = FIRST_PAUSE
-                hearing.gain = max(hearing.gain, 0.0)
-            elif hearing.gain < -WASTE * token_cost:
-                hearing.left, hearing.pause = hearing.pause, min(MAX_PAUSE, 2 * hearing.pause)
+            for one in (hearing, self._general.setdefault(name, self._hearing(cost))):
+                self._hear(one, gain, cost)
+
+    def _hearing(self, cost: float) -> _Hearing:
+        return _Hearing(TRUST * self.costs.at(1), pause=self._first_pause(cost))
+
+    def _pause_left(self, name: str, cost: float) -> int:
+        """Where a dear drafter has not paid lately, a new text does not pay to find that out again."""
+        is_dear = self._first_pause(cost) > FIRST_PAUSE
+        return self._general[name].left if is_dear and name in self._general else 0
+
+    def _first_pause(self, cost: float) -> int:
+        """Draws over which asking once is no waste."""
+        return max(FIRST_PAUSE, math.ceil(cost / (WASTE * self.costs.at(1))))
+
+    def _hear(self, hearing: _Hearing, gain: float, cost: float) -> None:
+        hearing.gain = hearing.gain * GAIN_MEMORY + gain * (1 - GAIN_MEMORY)
+        first = self._first_pause(cost)
+        if gain > 0:
+            hearing.pause, hearing.left = first, 0
+            hearing.gain = max(hearing.gain, 0.0)
+        elif hearing.gain < -WASTE * self.costs.at(1):
+            hearing.left, hearing.pause = hearing.pause, min(PAUSES * first, 2 * hearing.pause)
 
 
 def drafter_of(source: str) -> str:

@@ -151,6 +151,34 @@ def test_a_drafter_that_costs_more_than_it_gives_is_asked_ever_more_rarely_and_p
     assert policy.num_kept == 0
 
 
+def test_a_drafter_that_is_as_dear_as_forwards_and_gives_nothing_costs_little_over_many_short_texts() -> None:
+    policy = Policy(100, CostTable.measured([(1, 10.0), (63, 72.0)]), {"dear": 40.0, "cheap": 0.05})
+    spent = tokens = 0.0
+    first_draws = []
+    for _ in range(60):
+        each = grant(1, 62, 62)
+        for draw in range(40):
+            (granted,) = policy.ask([each])
+            if draw == 0:
+                first_draws.append("dear" not in granted.muted)
+            assert "cheap" not in granted.muted
+            spent += 40.0 * ("dear" not in granted.muted)
+            tokens += 10.0
+            (kept,) = policy.trim([root(7)], [granted])
+            policy.learn([Span(each.seq, 1, kept, 0, 0, 0)], [()], [1])
+        policy.forget(each.seq)
+    assert first_draws[0]
+    assert sum(first_draws) < 5  # what one text found out, the next need not
+    assert spent / tokens < 0.015
+    # One text that it helps, and texts begin with it again.
+    each = grant(1, 62, 62)
+    tree = chain(7, [1, 2, 3, 4, 5, 6], "dear", decay=0.99)
+    while "dear" in policy.ask([each])[0].muted:
+        pass
+    policy.learn([Span(each.seq, 1, tree, 0, 0, 0)], [(1, 2, 3, 4, 5, 6)], [7])
+    assert "dear" not in policy.ask([grant(1, 62, 62)])[0].muted
+
+
 def test_the_ledger_holds_what_the_same_tokens_would_have_cost_one_by_one() -> None:
     policy = Policy(100, CostTable.measured([(1, 10.0), (11, 20.0)]))
     first, second = grant(1, 9, 9), grant(1, 9, 9)
