@@ -440,7 +440,7 @@ class _Writer:
         if "~" in body and not can_be_explored(body):
             bound = max(least, 0 if most is None else most + 1)
             pointer = self._lowering.lengths.get(bound, "a pattern")
-            raise TooLarge(f"{pointer}: beside what strings must not match, the bound takes too many states")
+            raise TooLarge(f"{pointer}: with what the string must not match, it takes too many states")
         return body
 
     def _fitting(self, child: Child) -> str:
