@@ -170,7 +170,7 @@ class _Hearing:
     asked in this step; for how many draws it will not be; and how long the next such pause will be."""
 
     gain: float
-    asked: bool = True
+    asked: bool = False
     left: int = 0
     pause: int = FIRST_PAUSE
 
@@ -272,23 +272,26 @@ class Policy:
                 name: replace(self._hearing(cost), left=self._pause_left(name, cost))
                 for name, cost in self.drafters.items()
             }
+        muted = frozenset(name for name, hearing in hearings.items() if hearing.left)
+        methods = grant.seq.request.sampling.guesses.methods
+        for name, hearing in hearings.items():
+            hearing.asked = not hearing.left and (not methods or name in methods)
         for hearing in (*hearings.values(), *self._general.values()):
-            hearing.asked = not hearing.left
             hearing.left = max(0, hearing.left - 1)
-        muted = frozenset(name for name, hearing in hearings.items() if not hearing.asked)
         return replace(grant, muted=muted) if muted else grant
 
     def _weigh(self, span: Span, path: Seq[int], row_cost: float) -> None:
         """What each drafter that was asked gave: tokens that needed no forward of their own, less its rows and its own
-        cost."""
+        cost. What ends a prompt is no measure: drafters that are models do not guess there."""
         token_cost = self.costs.at(1)
-        hearings = self._hearings.setdefault(span.seq, {})
+        hearings = self._hearings.get(span.seq, {})
         rows = Counter(map(drafter_of, span.tree.sources[1:]))
         accepted = Counter(drafter_of(span.tree.sources[node]) for node in path)
-        for name, cost in self.drafters.items():
-            hearing = hearings.setdefault(name, self._hearing(cost))
-            if not hearing.asked:
+        for name, hearing in hearings.items():
+            was_asked, hearing.asked = hearing.asked, False
+            if not was_asked or span.known > 1:
                 continue
+            cost = self.drafters[name]
             gain = accepted[name] * token_cost - rows[name] * row_cost - cost
             for one in (hearing, self._general.setdefault(name, self._hearing(cost))):
                 self._hear(one, gain, cost)

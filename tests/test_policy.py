@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -12,10 +13,11 @@ from numpy.typing import NDArray
 from specdec.free import FREE_TEXT
 from specdec.policy import Calibration, CostTable, Policy
 from specdec.protocols import Constraint
-from specdec.request import Request
+from specdec.request import Request, Sampling, Speculative
 from specdec.sequence import Grant, Sequence, Span
 from specdec.text import Detokenizer
 from specdec.tree import EMPTY, DraftTree, chain, root
+from tests.drafters.sequences import new_sequence
 
 
 def grant(known: int, drafts: int, depth: int) -> Grant:
@@ -177,6 +179,22 @@ def test_a_drafter_that_is_as_dear_as_forwards_and_gives_nothing_costs_little_ov
         pass
     policy.learn([Span(each.seq, 1, tree, 0, 0, 0)], [(1, 2, 3, 4, 5, 6)], [7])
     assert "dear" not in policy.ask([grant(1, 62, 62)])[0].muted
+
+
+@pytest.mark.parametrize("case", ["no guesses", "other drafters", "the end of a prompt"])
+def test_a_drafter_is_judged_only_by_draws_at_which_it_was_asked(case: str) -> None:
+    policy = Policy(100, CostTable.measured([(1, 10.0), (63, 72.0)]), {"dear": 400.0})
+    each = grant(1, 0 if case == "no guesses" else 62, 62)
+    if case == "other drafters":
+        each = replace(each, seq=new_sequence([7], sampling=Sampling(speculative=Speculative("cheap"))))
+    known = 5 if case == "the end of a prompt" else 1
+    for _ in range(20):
+        policy.ask([each])
+        policy.learn([Span(each.seq, known, root(7), 0, 0, known - 1)], [()], [1])
+    policy.forget(each.seq)
+    assert policy.num_kept == 0
+    (granted,) = policy.ask([grant(1, 62, 62)])
+    assert not granted.muted
 
 
 def test_the_ledger_holds_what_the_same_tokens_would_have_cost_one_by_one() -> None:
