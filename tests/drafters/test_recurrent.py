@@ -16,6 +16,7 @@ from specdec.config import EngineConfig
 from specdec.drafters.draft_model import CausalHead
 from specdec.drafters.grow import Growth
 from specdec.drafters.heads import Head
+from specdec.policy import CostTable, Policy
 from specdec.protocols import Model
 from specdec.request import Request, Sampling, Stopping
 from specdec.sequence import Grant
@@ -226,3 +227,16 @@ def test_nothing_that_befalls_texts_and_blocks_gets_into_the_guesses(
         torch.testing.assert_close(
             row.logits_V, dense_draft(drafted, target(), row.tokens, row.path), atol=1e-4, rtol=0, msg=str(row)
         )
+
+
+@pytest.mark.parametrize("cost", [1.0, 20.0, 45.0])
+def test_a_draft_model_that_is_right_is_heard_though_it_is_dear(cost: float) -> None:
+    """A forward costs 10 and six right guesses save 60: whatever the prompt's end and requests without drafts cost."""
+    table = CostTable.measured([(1, 10.0), (63, 20.0)])
+    config = EngineConfig(96, 1024, max_drafts=62)
+    engine = engine_with(target(), causal(target()), config, token_bytes=TOKEN_BYTES, end_tokens=())
+    engine.policy = Policy(config.max_rows, table, {"draft_model": cost})
+    off = Sampling(temperature=0.0, speculative=False)
+    run(engine, [Request((5, 9, 3), off, Stopping(max_tokens=30))])
+    emissions = run(engine, [Request((4, 9, 3), Sampling(temperature=0.0), Stopping(max_tokens=71))])["r0", 0]
+    assert len(emissions) < 71 / 4
