@@ -286,6 +286,7 @@ def _check_json(schema: object) -> None:
                     raise InvalidRequest("schema", f"must have strings as keys, got {key!r}", code="invalid_schema")
             for key in (*_BRANCHING, "enum"):
                 if isinstance(parts := value.get(key), Mapping | list | tuple):
+                    _check_count(values + len(parts))
                     # Plain values of an enum cost next to nothing.
                     count = len(parts) if key != "enum" else sum(isinstance(i, Mapping | list | tuple) for i in parts)
                     branches += count
@@ -300,12 +301,17 @@ def _check_json(schema: object) -> None:
         if depth > MAX_SCHEMA_DEPTH:
             message = f"{_pointer(path)}: must nest at most {MAX_SCHEMA_DEPTH} levels"
             raise InvalidRequest("schema", message, code="too_large")
-        if values > MAX_SCHEMA_BYTES:
-            raise InvalidRequest("schema", f"must be at most {MAX_SCHEMA_BYTES} bytes", code="too_large")
+        _check_count(values)
         if branches > MAX_SCHEMA_BRANCHES:
             message = f"must have at most {MAX_SCHEMA_BRANCHES} properties and alternatives in all"
             raise InvalidRequest("schema", f"{widest}: {message}, of which it has {most}", code="too_large")
         pending.extend((item, depth + 1, (path, key)) for key, item in inside)
+
+
+def _check_count(values: int) -> None:
+    # A value takes a character at least, and a comma or a bracket.
+    if 2 * values > MAX_SCHEMA_BYTES:
+        raise InvalidRequest("schema", f"must be at most {MAX_SCHEMA_BYTES} bytes", code="too_large")
 
 
 def _pointer(path: _Path) -> str:
