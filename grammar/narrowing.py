@@ -31,13 +31,14 @@ _NO_WORDS = Words()
 class Narrowing:
     """Forbids what `checker`, at the beginning of a text, forbids. Shared by all texts of a grammar."""
 
-    __slots__ = ("_blanks_W", "_freedom", "_outlines", "_start", "_table")
+    __slots__ = ("_blanks_W", "_freedom", "_nothing_W", "_outlines", "_start", "_table")
 
     def __init__(
         self, table: TokenTable, checker: Checker, freedom: Freedom = MOST, *, needs_blanks: bool = False
     ) -> None:
         """`freedom` is what the grammar leaves to texts; blanks lead nowhere unless it `needs_blanks`."""
-        self._blanks_W = np.zeros_like(table.blank_words_W) if needs_blanks else table.blank_words_W
+        self._nothing_W = np.zeros_like(table.blank_words_W)
+        self._blanks_W = self._nothing_W if needs_blanks else table.blank_words_W
         self._table = table
         self._outlines = table.outlines
         self._start = JsonText(checker)
@@ -69,7 +70,7 @@ class Narrowing:
             return False
         kinds, is_tight = self._refusable(text), self._is_tight(text)
         ends: dict[bytes, Words | None] = {}
-        for token in tokens_of(words_W & ~self._table.end_words_W & ~self._blanks_W)[:FEW].tolist():
+        for token in tokens_of(words_W & ~self._table.end_words_W & ~self._blanks(text))[:FEW].tolist():
             if not self.may_follow(text, token) or (is_tight and self._is_repeating(text, token, ends)):
                 continue
             if not (kinds and self._is_astray(text, token, kinds)) and not self._is_copying(text, token):
@@ -121,9 +122,14 @@ class Narrowing:
         found |= dict.fromkeys(self._copying(words_W, text))
         return list(found)
 
-    def num_leading_on(self, words_W: NDArray[np.int32]) -> int:
-        """How many tokens of a row there are beside blanks."""
-        return int(np.bitwise_count((words_W & ~self._blanks_W).view(np.uint32)).sum())
+    def num_leading_on(self, words_W: NDArray[np.int32], text: JsonText) -> int:
+        """How many tokens of the row after `text` there are beside blanks between values."""
+        return int(np.bitwise_count((words_W & ~self._blanks(text)).view(np.uint32)).sum())
+
+    def _blanks(self, text: JsonText) -> NDArray[np.int32]:
+        """The tokens of blanks that say nothing where the text is: none in a string, whose content they are."""
+        in_string = text.place is Place.KEY or text.place is Place.STRING
+        return self._nothing_W if in_string else self._blanks_W
 
     def _refusable(self, text: JsonText) -> list[Kind]:
         """The kinds of scalars of which some may not end, where the text is in one or may come to one."""
@@ -157,7 +163,7 @@ class Narrowing:
         is_inside = _is_nearly_full(checker) or _is_copy(checker)
         if not is_inside and (text.place is not Place.BETWEEN or not checker.containers):
             return  # no token can be one: most rows end here
-        tokens = tokens_of(words_W & ~self._blanks_W).tolist()
+        tokens = tokens_of(words_W & ~self._blanks(text)).tolist()
         if len(tokens) <= SMALL and is_inside:
             yield from sorted(tokens, key=lambda token: self._table.spelled[token][:1] not in b"}]")
         elif len(tokens) <= MANY:

@@ -336,7 +336,7 @@ class TreeConstraint:
         except ConstraintError:
             return True
         suspects = narrowing.suspects(row_W, self._text(path))
-        if narrowing.num_leading_on(row_W) > len(suspects):
+        if narrowing.num_leading_on(row_W, self._text(path)) > len(suspects):
             return True
         return any(self._leads_on((*path, token), narrowing, rows_left) for token in suspects)
 

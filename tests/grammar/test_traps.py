@@ -179,6 +179,34 @@ def test_what_nothing_satisfies_is_refused_whoever_finds_out(schema: dict[str, A
     assert caught.value.code == "unsatisfiable", caught.value
 
 
+SPACED = [{"a b": 1}, {"a b": 2}]  # in keys and strings blanks are content
+
+
+@pytest.mark.parametrize(
+    ("schema", "texts"),
+    [
+        ({"maxItems": 3, "items": {"enum": [1, {"c d": True}]}, "uniqueItems": True},
+         ["[]", "[1]", '[{"c d":true}]', '[1,{"c d":true}]', '[{"c d":true},1]']),
+        ({"minItems": 2, "maxItems": 2, "items": {"enum": SPACED}, "uniqueItems": True},
+         ['[{"a b":1},{"a b":2}]', '[{"a b":2},{"a b":1}]']),
+        ({"minItems": 2, "maxItems": 2, "items": {"enum": SPACED}, "not": {"uniqueItems": True}},
+         ['[{"a b":1},{"a b":1}]', '[{"a b":2},{"a b":2}]']),
+        ({"minItems": 2, "maxItems": 2, "items": {"enum": ["a b", "ab"]}, "contains": {"const": "a b"},
+          "minContains": 2, "not": {"uniqueItems": True}}, ['["a b","a b"]']),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("whitespace", ["compact", "flexible"])
+def test_blanks_in_keys_and_strings_are_no_blanks(schema: dict[str, Any], texts: list[str], whitespace: str) -> None:
+    schema = {"type": "array", **schema}
+    grammar = BYTES.compiler.compile(JsonSchema(schema, whitespace))
+    for text in texts:
+        constraint = grammar.start()
+        constraint.advance(BYTES.vocabulary.encode(text))
+        constraint.finish()
+    if whitespace == "compact":
+        assert sorted(all_texts(grammar)) == sorted(texts)
+
+
 @pytest.mark.parametrize("length", [50, 500, 5_000])
 @pytest.mark.parametrize(
     "schema",
