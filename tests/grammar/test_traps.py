@@ -230,3 +230,18 @@ def test_strings_of_too_many_states_are_refused_and_never_a_dead_end(schema: dic
     for seed in range(3):
         _, outcome, why = BYTES.walker.walk(grammar, random.Random(seed), 150, Times())
         assert outcome != "dead_end", why
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"not": {"pattern": "a.{15}b"}},
+        {"not": {"pattern": "(a|b)*a(a|b){20}"}},
+        {"allOf": [{"not": {"pattern": "^a"}}, {"not": {"pattern": "x$"}}, {"not": {"pattern": "^(a|b)*a(a|b){20}$"}}]},
+    ],
+)
+def test_complements_that_fail_in_the_middle_of_a_text_are_refused_without_a_bound_too(schema: dict[str, Any]) -> None:
+    """Let through, each failed within 150 characters of a and b: "too many expressions constructed"."""
+    with pytest.raises(InvalidRequest, match="too many states") as caught:
+        BYTES.compiler.compile(JsonSchema({"type": "string", **schema}))
+    assert caught.value.code == "too_large"
