@@ -66,8 +66,9 @@ class News:
 
 
 class Memory:
-    """`first` is 1 for a model that takes features, of `width`, and 0, with a width of 0, for one that takes only
-    tokens."""
+    """Satisfies `recurrent.Context` for a model with attention `layers` of its own. `width` is that of the features that
+    its rows take; 0 for one that takes only tokens. After Li et al., EAGLE (arXiv 2401.15077): pairs of a feature and the
+    token behind it."""
 
     def __init__(self, model: Model, layers: Seq[LayerShape], width: int, pool: Pool) -> None:
         self._model = model
