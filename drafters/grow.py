@@ -50,10 +50,11 @@ def read_ranks(path: str) -> tuple[tuple[float, ...], ...]:
 
 
 class Growing:
-    """One tree in the making, of at most `room` drafts and `depth` levels, behind at most `rows` nodes (the root is one).
+    """One tree in the making, of at most `room` drafts and `depth` levels; at most `rows` nodes, the root included, are
+    grown on.
 
-    Node 0 is the root; `paths` are the tokens from below the root down to each node, `survival` the estimated probability
-    that the walk comes to it.
+    Node 0 is the root; `paths` are the tokens from below the root down to each node, `survival` the estimated
+    probability that the walk comes to it.
     """
 
     def __init__(self, seq: Sequence, room: int, depth: int, rows: int, draws: Draws) -> None:

@@ -66,9 +66,9 @@ class News:
 
 
 class Memory:
-    """Satisfies `recurrent.Context` for a model with attention `layers` of its own. `width` is that of the features that
-    its rows take; 0 for one that takes only tokens. After Li et al., EAGLE (arXiv 2401.15077): pairs of a feature and the
-    token behind it."""
+    """Satisfies `recurrent.Context` for a model with attention `layers` of its own. `width` is that of the features
+    that its rows take; 0 for one that takes only tokens. After Li et al., EAGLE (arXiv 2401.15077): pairs of a feature
+    and the token behind it."""
 
     def __init__(self, model: Model, layers: Seq[LayerShape], width: int, pool: Pool) -> None:
         self._model = model

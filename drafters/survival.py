@@ -68,8 +68,8 @@ class Survival:
 
 
 class Draws:
-    """The guesses of one draft for one sequence, over a target's vocabulary of `vocab_size`. Siblings share the noise of
-    their position."""
+    """The guesses of one draft for one sequence, over a target's vocabulary of `vocab_size`. Siblings share the noise
+    of their position."""
 
     def __init__(self, seq: Sequence, survival: Survival, vocab_size: int) -> None:
         self._seq = seq
