@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specdec.kernels.device import on_gpu
+
 
 def mask_rows(scores_LV: Tensor, words_LW: Tensor, claimed_L: Tensor) -> None:
     """Set the scores of forbidden tokens to minus infinity, in place, in the rows where `claimed_L` (bool) is set.
@@ -17,7 +19,7 @@ def mask_rows(scores_LV: Tensor, words_LW: Tensor, claimed_L: Tensor) -> None:
     """
     if words_LW.shape[1] * 32 < scores_LV.shape[1]:
         raise ValueError(f"{words_LW.shape[1]} words of 32 bits cannot mask a vocabulary of {scores_LV.shape[1]}")
-    if scores_LV.is_cuda:
+    if on_gpu(scores_LV):
         from specdec.kernels.gpu import mask
 
         mask.mask_rows(scores_LV, words_LW, claimed_L)

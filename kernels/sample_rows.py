@@ -11,13 +11,14 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from specdec.kernels.device import on_gpu
 from specdec.kernels.draws import NOT_NUMBERS, NOTHING_ALLOWED, Counted, Draws
 from specdec.kernels.sample import best, gumbel, log_probabilities, noise_words, penalize, perturbed
 
 
 def gumbel_rows(seeds_L: Tensor, positions_L: Tensor, vocab_size: int) -> Tensor:
     """The noise of each row's draw, fp32 `[L, vocab_size]`: `sample.gumbel` of `sample.noise_words`, to 1e-6."""
-    if seeds_L.is_cuda:
+    if on_gpu(seeds_L):
         from specdec.kernels.gpu import noise
 
         return noise.gumbel_rows(seeds_L, positions_L, vocab_size)
@@ -31,7 +32,7 @@ def penalize_rows(
     scores_LV: Tensor, counted: Counted, repetition_L: Tensor, presence_L: Tensor, frequency_L: Tensor
 ) -> None:
     """Apply each row's penalties (fp32) to the tokens of its list, in place; see `sample.penalize`."""
-    if scores_LV.is_cuda:
+    if on_gpu(scores_LV):
         from specdec.kernels.gpu import sample
 
         sample.penalize_rows(scores_LV, counted, repetition_L, presence_L, frequency_L)
@@ -54,7 +55,7 @@ def draw_rows(scores_LV: Tensor, draws: Draws, log_totals_L: Tensor) -> Tensor:
     `scores_LV` is fp32, `log_totals_L` what `log_totals` says of the raw logits. `NOT_NUMBERS` stands where that is NaN
     or the scores hold NaN or plus infinity, `NOTHING_ALLOWED` where all scores are minus infinity.
     """
-    if scores_LV.is_cuda:
+    if on_gpu(scores_LV):
         from specdec.kernels.gpu import sample
 
         return sample.draw_rows(scores_LV, draws, log_totals_L)
@@ -83,7 +84,7 @@ def draw_rows(scores_LV: Tensor, draws: Draws, log_totals_L: Tensor) -> Tensor:
 def log_totals(logits_LV: Tensor) -> Tensor:
     """Log of the sum of exponentials of each row of fp32 logits, fp32 `[L]`. NaN where a row holds NaN or plus
     infinity, or nothing finite: its log-probabilities are no numbers, so nothing may be drawn from it."""
-    if logits_LV.is_cuda:
+    if on_gpu(logits_LV):
         from specdec.kernels.gpu import logprobs
 
         return logprobs.log_totals(logits_LV)
@@ -95,7 +96,7 @@ def log_totals(logits_LV: Tensor) -> Tensor:
 def top_rows(logits_LV: Tensor, log_totals_L: Tensor, num_top: int) -> tuple[Tensor, Tensor]:
     """The `num_top` likeliest tokens of each row, ties by the lowest id: ids int64 `[L, M]` and log-probabilities fp32
     `[L, M]`, M = min(num_top, V). Where a row's total is NaN so are they, and its ids mean nothing."""
-    if logits_LV.is_cuda:
+    if on_gpu(logits_LV):
         from specdec.kernels.gpu import logprobs
 
         return logprobs.top_rows(logits_LV, log_totals_L, num_top)

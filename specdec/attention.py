@@ -1,6 +1,6 @@
 """Paged attention for one step: planned once from the batch, then called by every layer.
 
-R rows, H query heads, G key-value heads, K head size, N slots that a sequence's rows may see.
+R rows, H query heads, G key-value heads, J = H + G, K head size, N slots that a sequence's rows may see.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from specdec.batch import Batch
+from specdec.kernels.norm_rope import Rotary, rotated
 from specdec.kernels.tree_attention import PagedRows, native_tree_attention, serves, tree_attention, visible
 from specdec.kv import KVCache
 
@@ -63,9 +64,9 @@ class PagedAttention:
     def __call__(
         self,
         layer: int,
-        q_RHK: Tensor,
-        k_RGK: Tensor,
+        qk_RJK: Tensor,
         v_RGK: Tensor,
+        rotary: Rotary | None,
         *,
         scale: float,
         window: int | None = None,
@@ -73,6 +74,7 @@ class PagedAttention:
         sinks: Tensor | None = None,
     ) -> Tensor:
         """`[R, H, K]`; see `Attend` in `specdec/protocols.py`."""
+        q_RHK, k_RGK = rotated(qk_RJK, v_RGK.shape[1], rotary)
         self.cache.write(layer, self._slots_R, k_RGK, v_RGK)
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         if self._rows is not None:

@@ -1,6 +1,6 @@
 """The seams of the engine: what a drafter, a grammar, a model and a runner must offer. Nothing here does anything.
 
-R rows of a batch, L logits rows, V vocabulary, D width, H query heads, G key-value heads, K head size.
+R rows of a batch, L logits rows, V vocabulary, D width, H query heads, G key-value heads, J = H + G, K head size.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from specdec.batch import Batch
+    from specdec.kernels.norm_rope import Rotary
     from specdec.mask import TokenMask
     from specdec.sequence import Grant, Sequence, Span
     from specdec.tree import DraftTree
@@ -93,21 +94,23 @@ class Drafter(Protocol):
 
 
 class Attend(Protocol):
-    """What a model calls in each layer: write this step's keys and values, then attend over the paged cache."""
+    """What a model calls in each layer: rotate queries and keys, write keys and values, attend over the paged cache."""
 
     def __call__(
         self,
         layer: int,
-        q_RHK: Tensor,
-        k_RGK: Tensor,
+        qk_RJK: Tensor,
         v_RGK: Tensor,
+        rotary: Rotary | None,
         *,
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """`[R, H, K]`: each row attends to the slots it may see (docs/design.md, 2)."""
+        """`[R, H, K]`: each row attends to the slots it may see (docs/design.md, 2).
+
+        `qk_RJK` are the queries and, behind them, the keys of each row, not rotated yet where there is a `rotary`."""
         ...
 
 

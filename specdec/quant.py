@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.errors import ConfigError
+from specdec.kernels.norm_rope import Rotary, rotated
 from specdec.protocols import Model
 
 # (rows [R, D], their largest absolute values [R, 1]) -> products [R, N]
@@ -100,16 +101,17 @@ class _Causal:
     def __call__(
         self,
         layer: int,
-        q_RHK: Tensor,
-        k_RGK: Tensor,
+        qk_RJK: Tensor,
         v_RGK: Tensor,
+        rotary: Rotary | None,
         *,
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        q, k, v = (x.transpose(0, 1)[None] for x in (q_RHK, k_RGK, v_RGK))
+        heads = (*rotated(qk_RJK, v_RGK.shape[1], rotary), v_RGK)
+        q, k, v = (x.transpose(0, 1)[None] for x in heads)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
         return mixed[0].transpose(0, 1)
 

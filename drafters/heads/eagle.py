@@ -27,7 +27,7 @@ from specdec.drafters.heads.body import (
 )
 from specdec.drafters.heads.conventions import overridden
 from specdec.drafters.heads.files import Files
-from specdec.kernels.norm_rope import rotary_table
+from specdec.kernels.norm_rope import Rotary, rotary_table
 from specdec.models.config import ModelConfig
 from specdec.models.layers import Norm
 from specdec.models.llama import Attention, Layer, Mlp
@@ -53,8 +53,8 @@ class FirstLayer(nn.Module):
         self.post_attention_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
         self.mlp = Mlp(config)
 
-    def forward(self, x_RD: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        x_RD = x_RD + self.self_attn(x_RD, cos, sin, attend)
+    def forward(self, x_RD: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
+        x_RD = x_RD + self.self_attn(x_RD, rotary, attend)
         out: Tensor = x_RD + self.mlp(self.post_attention_layernorm(x_RD))
         return out
 
@@ -103,9 +103,9 @@ class Eagle(nn.Module):
         if self.body.embedding_layernorm is not None and self.body.hidden_states_layernorm is not None:
             e_RD, f_RD = self.body.embedding_layernorm(e_RD), self.body.hidden_states_layernorm(f_RD)
         x_RD: Tensor = self.body.fc(torch.cat((e_RD, f_RD) if self.convention.embed_first else (f_RD, e_RD), -1))
-        cos, sin = rotary_table(positions_R, self.body.frequencies, x_RD.dtype)
+        rotary = rotary_table(positions_R, self.body.frequencies, x_RD.dtype)
         for layer in self.body.layers:
-            x_RD = layer(x_RD, cos, sin, attend)
+            x_RD = layer(x_RD, rotary, attend)
         return x_RD
 
     def logits(self, hidden_LD: Tensor) -> Tensor:

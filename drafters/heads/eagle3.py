@@ -28,7 +28,7 @@ from specdec.drafters.heads.body import (
 from specdec.drafters.heads.conventions import Raw, overridden
 from specdec.drafters.heads.files import Files
 from specdec.errors import ModelError
-from specdec.kernels.norm_rope import rotary_table
+from specdec.kernels.norm_rope import Rotary, rotary_table
 from specdec.models.config import ModelConfig
 from specdec.models.layers import Norm
 from specdec.models.llama import Attention, Layer, Mlp
@@ -67,11 +67,11 @@ class FirstLayer(nn.Module):
         self.post_attention_layernorm = Norm(D, config.rms_norm_eps)
         self.mlp = Mlp(config)
 
-    def forward(self, embedded_RD: Tensor, h_RD: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+    def forward(self, embedded_RD: Tensor, h_RD: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
         e_RD, normed_RD = self.input_layernorm(embedded_RD), self.hidden_norm(h_RD)
         both = (e_RD, normed_RD) if self.embed_first else (normed_RD, e_RD)
         residual_RD = normed_RD if self.norm_before_residual else h_RD
-        x_RD = residual_RD + self.self_attn(torch.cat(both, -1), cos, sin, attend)
+        x_RD = residual_RD + self.self_attn(torch.cat(both, -1), rotary, attend)
         out: Tensor = x_RD + self.mlp(self.post_attention_layernorm(x_RD))
         return out
 
@@ -126,10 +126,10 @@ class Eagle3(nn.Module):
         """See `Head.forward`: before the final norm, unless `norm_output`."""
         assert features_RD is not None
         first, *later = self.body.layers
-        cos, sin = rotary_table(positions_R, self.body.frequencies, features_RD.dtype)
-        x_RD: Tensor = first(self.ends.embed(tokens_R), features_RD, cos, sin, attend)
+        rotary = rotary_table(positions_R, self.body.frequencies, features_RD.dtype)
+        x_RD: Tensor = first(self.ends.embed(tokens_R), features_RD, rotary, attend)
         for layer in later:
-            x_RD = layer(x_RD, cos, sin, attend)
+            x_RD = layer(x_RD, rotary, attend)
         return self.body.norm(x_RD) if self.convention.norm_output else x_RD
 
     def logits(self, hidden_LD: Tensor) -> Tensor:

@@ -119,9 +119,9 @@ class Mtp(nn.Module):
         assert features_RD is not None
         e_RD, h_RD = self.body.enorm(self.target.embed(tokens_R)), self.body.hnorm(features_RD)
         x_RD: Tensor = self.body.eh_proj(torch.cat((e_RD, h_RD) if self.convention.embed_first else (h_RD, e_RD), -1))
-        cos, sin = rotary_table(positions_R, self.body.frequencies, x_RD.dtype)
+        rotary = rotary_table(positions_R, self.body.frequencies, x_RD.dtype)
         for layer in self.body.layers:
-            x_RD = layer(x_RD, cos, sin, attend)
+            x_RD = layer(x_RD, rotary, attend)
         return self.body.norm(x_RD) if self.convention.recurrence == "post_norm" else x_RD
 
     def logits(self, hidden_LD: Tensor) -> Tensor:

@@ -12,12 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.kernels.norm_rope import rotary_table, rotate
+from specdec.kernels.norm_rope import Rotary, rotary_table
 from specdec.models.config import SLIDING, ModelConfig
 from specdec.models.layers import Norm, frequencies
 from specdec.protocols import Attend, LayerShape
-
-Table = tuple[Tensor, Tensor]
 
 
 def norm(size: int, config: ModelConfig) -> Norm:
@@ -39,11 +37,11 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = norm(K, config), norm(K, config)
         self.o_proj = nn.Linear(H * K, config.hidden_size, bias=config.output_bias)
 
-    def forward(self, x_RD: Tensor, table: Table, attend: Attend) -> Tensor:
+    def forward(self, x_RD: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
         H, G, K = self.heads
         q, k, v = self.qkv_proj(x_RD).view(-1, H + 2 * G, K).split_with_sizes((H, G, G), 1)
-        q, k = rotate(self.q_norm(q), *table), rotate(self.k_norm(k), *table)
-        mixed_RHK = attend(self.layer, q, k, v, scale=self.scale, window=self.window)
+        qk = torch.cat((self.q_norm(q), self.k_norm(k)), 1)
+        mixed_RHK = attend(self.layer, qk, v, rotary, scale=self.scale, window=self.window)
         out: Tensor = self.o_proj(mixed_RHK.flatten(1))
         return out
 
@@ -75,8 +73,8 @@ class Layer(nn.Module):
         self.self_attn = Attention(config, layer)
         self.mlp = Mlp(config)
 
-    def forward(self, x_RD: Tensor, table: Table, attend: Attend) -> Tensor:
-        mixed_RD = self.self_attn(self.input_layernorm(x_RD), table, attend)
+    def forward(self, x_RD: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
+        mixed_RD = self.self_attn(self.input_layernorm(x_RD), rotary, attend)
         x_RD = x_RD + self.post_attention_layernorm(mixed_RD)
         out: Tensor = x_RD + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x_RD)))
         return out

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.kernels.norm_rope import rotary_table, rotate
+from specdec.kernels.norm_rope import Rotary, rotary_table
 from specdec.models.config import SLIDING, ModelConfig
 from specdec.models.layers import Norm, frequencies
 from specdec.protocols import Attend, LayerShape
@@ -35,7 +35,7 @@ class Attention(nn.Module):
         self.k_norm = Norm(K, config.rms_norm_eps) if config.qk_norm else None
         self.o_proj = nn.Linear(H * K, config.hidden_size, bias=config.output_bias)
 
-    def forward(self, x_RD: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+    def forward(self, x_RD: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
         H, G, K = self.heads
         qkv, gate_RHK = self.qkv_proj(x_RD), None
         if self.output_gate:  # each head's query is followed by its gate
@@ -46,8 +46,7 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = qk.split_with_sizes((H, G), 1)
             qk = torch.cat((self.q_norm(q), self.k_norm(k)), 1)
-        q, k = rotate(qk, cos, sin).split_with_sizes((H, G), 1)
-        mixed_RHK = attend(self.layer, q, k, v, scale=self.scale, window=self.window)
+        mixed_RHK = attend(self.layer, qk, v, rotary, scale=self.scale, window=self.window)
         if gate_RHK is not None:
             mixed_RHK = mixed_RHK * gate_RHK.sigmoid()
         out: Tensor = self.o_proj(mixed_RHK.flatten(1))
@@ -78,8 +77,8 @@ class Layer(nn.Module):
         self.post_attention_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
         self.mlp = Mlp(config)
 
-    def forward(self, x_RD: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        x_RD = x_RD + self.self_attn(self.input_layernorm(x_RD), cos, sin, attend)
+    def forward(self, x_RD: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
+        x_RD = x_RD + self.self_attn(self.input_layernorm(x_RD), rotary, attend)
         out: Tensor = x_RD + self.mlp(self.post_attention_layernorm(x_RD))
         return out
 
@@ -121,11 +120,11 @@ class Llama(nn.Module):
     ) -> tuple[Tensor, list[Tensor]]:
         """See `protocols.Model.forward`."""
         x_RD = self.embed(tokens_R)
-        cos, sin = rotary_table(positions_R, self.model.frequencies, x_RD.dtype)
+        rotary = rotary_table(positions_R, self.model.frequencies, x_RD.dtype)
         streams = []
         for layer in islice(self.model.layers, depth):
             streams.append(x_RD)
-            x_RD = layer(x_RD, cos, sin, attend)
+            x_RD = layer(x_RD, rotary, attend)
         hidden_RD = self.model.norm(x_RD)
         streams += [x_RD, hidden_RD]
         return hidden_RD, [streams[tap] for tap in taps]

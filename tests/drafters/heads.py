@@ -24,7 +24,7 @@ from specdec.drafters.open import voice_of
 from specdec.drafters.recurrent import Recurrent
 from specdec.drafters.survival import Draws
 from specdec.engine import Engine
-from specdec.kernels.norm_rope import rotary_table, rotate
+from specdec.kernels.norm_rope import rotary_table
 from specdec.protocols import Attend, Drafter, LayerShape, Model
 from specdec.request import Stopping
 from specdec.runner import TorchRunner
@@ -63,9 +63,9 @@ class PairHead:
     def forward(self, tokens_R: Tensor, features_RD: Tensor | None, positions_R: Tensor, attend: Attend) -> Tensor:
         assert features_RD is not None
         x_RD = torch.tanh(torch.cat([self._target.embed(tokens_R), features_RD], 1) @ self._mix.T)
-        cos, sin = rotary_table(positions_R, self._frequencies, x_RD.dtype)
+        rotary = rotary_table(positions_R, self._frequencies, x_RD.dtype)
         q, k, v = ((x_RD @ weight.T).view(len(x_RD), -1, 16) for weight in (self._q, self._k, self._v))
-        out_RHK = attend(0, rotate(q, cos, sin), rotate(k, cos, sin), v, scale=0.25)
+        out_RHK = attend(0, torch.cat((q, k), 1), v, rotary, scale=0.25)
         return x_RD + out_RHK.flatten(1) @ self._o.T
 
     def logits(self, hidden_LD: Tensor) -> Tensor:

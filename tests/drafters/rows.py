@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specdec.kernels.norm_rope import Rotary, rotated
+
 
 class Rows:
     """Satisfies `protocols.Attend`. Keeps what earlier forwards wrote; `seen_RN` says for each row of the next forward
@@ -22,9 +24,9 @@ class Rows:
     def __call__(
         self,
         layer: int,
-        q_RHK: Tensor,
-        k_RGK: Tensor,
+        qk_RJK: Tensor,
         v_RGK: Tensor,
+        rotary: Rotary | None,
         *,
         scale: float,
         window: int | None = None,
@@ -33,6 +35,7 @@ class Rows:
     ) -> Tensor:
         assert softcap is None
         assert sinks is None
+        q_RHK, k_RGK = rotated(qk_RJK, v_RGK.shape[1], rotary)
         keys = self.keys[layer] = torch.cat((self.keys.get(layer, k_RGK[:0]), k_RGK))
         values = self.values[layer] = torch.cat((self.values.get(layer, v_RGK[:0]), v_RGK))
         rows, heads, _ = q_RHK.shape

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specdec.kernels.norm_rope import Rotary, rotated
 from specdec.protocols import Model
 
 
@@ -14,9 +15,9 @@ class Dense:
     def __call__(
         self,
         layer: int,
-        q_RHK: Tensor,
-        k_RGK: Tensor,
+        qk_RJK: Tensor,
         v_RGK: Tensor,
+        rotary: Rotary | None,
         *,
         scale: float,
         window: int | None = None,
@@ -25,6 +26,7 @@ class Dense:
     ) -> Tensor:
         assert softcap is None
         assert sinks is None
+        q_RHK, k_RGK = rotated(qk_RJK, v_RGK.shape[1], rotary)
         rows, heads, _ = q_RHK.shape
         k, v = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k_RGK, v_RGK))
         distance = torch.arange(rows)[:, None] - torch.arange(rows)
