@@ -68,7 +68,8 @@ class Orders:
 
 
 def ranks(schema: Any) -> dict[str, int]:
-    """The keys that a schema names in `properties` and `required`, in the order of the schema."""
+    """The keys that a schema names in `properties` and `required`, and in what `const` and `enum` hold, in the order of
+    the schema."""
     found: dict[str, int] = {}
     pending = [schema]
     while pending:
@@ -79,10 +80,19 @@ def ranks(schema: Any) -> dict[str, int]:
                 for name in names if isinstance(names, dict | list) else ():
                     if isinstance(name, str):
                         found.setdefault(name, len(found))
+            for name in _keys([value.get("const"), value.get("enum")]):
+                found.setdefault(name, len(found))
             pending.extend(reversed(list(value.values())))
         elif isinstance(value, list):
             pending.extend(reversed(value))
     return found
+
+
+def _keys(value: Any) -> list[str]:
+    """The keys of all objects in a JSON value, an object's own before those below it."""
+    if isinstance(value, dict):
+        return [*value, *_keys(list(value.values()))]
+    return [key for item in value for key in _keys(item)] if isinstance(value, list) else []
 
 
 def _after(choices: list[_Choice]) -> list[int] | None:

@@ -151,6 +151,7 @@ def test_orders_that_begin_as_a_refused_text_are_passed_over() -> None:
 def test_keys_are_ranked_as_the_schema_names_them() -> None:
     schema = {"allOf": [{"properties": {"z": {"properties": {"y": {}}}, "a": {}}}], "required": ["m", "z"]}
     assert list(ranks(schema)) == ["m", "z", "a", "y"]
+    assert list(ranks({"not": {"enum": [1, {"q": {"r": [{"s": 0}]}}]}, "required": ["t"]})) == ["t", "q", "r", "s"]
 
 
 # Counting

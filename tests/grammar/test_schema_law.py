@@ -11,7 +11,7 @@ import random
 import pytest
 from hypothesis import HealthCheck, Phase, given, note, reject, seed, settings
 from hypothesis import strategies as st
-from hypothesis.errors import InvalidArgument
+from hypothesis.errors import FlakyStrategyDefinition, InvalidArgument
 from hypothesis_jsonschema import from_schema
 
 from tests.grammar import schema_pairs
@@ -60,7 +60,7 @@ def check_draft_7(data: st.DataObject, seen: Seen) -> None:
         schema = {"$schema": DRAFT_7, **schema}
     try:
         instances = [data.draw(from_schema(schema)) for _ in range(2)]
-    except InvalidArgument:  # hypothesis-jsonschema finds nothing that the schema allows
+    except (InvalidArgument, AssertionError):  # hypothesis-jsonschema finds nothing that the schema allows, or trips
         reject()
     random_ = random.Random(repr(instances))
     others = [schema_pairs.variant(random_, instance) for instance in instances for _ in range(2)]
@@ -94,15 +94,29 @@ def test_what_a_schema_of_draft_7_allows_can_be_written_and_nothing_else() -> No
 @pytest.mark.slow
 @pytest.mark.timeout(3_600)
 def test_many_schemas_of_draft_7_keep_the_law() -> None:
+    """In blocks, each with a seed of its own: hypothesis-jsonschema now and then makes something else of the same
+    choices, which hypothesis does not go on from. What broke the law before that is not forgotten."""
     print(f"SPECDEC_TEST_SEED={SEED}")
-    seen = Seen()
+    seen, broken, unsteady = Seen(), [], 0
+    for block in range(100):
 
-    @seed(SEED)
-    @settings(SETTINGS, max_examples=2_000)
-    @given(st.data())
-    def law(data: st.DataObject) -> None:
-        check_draft_7(data, seen)
+        @seed(SEED * 1000 + block)
+        @settings(SETTINGS, max_examples=20)
+        @given(st.data())
+        def law(data: st.DataObject) -> None:
+            try:
+                check_draft_7(data, seen)
+            except AssertionError as error:
+                broken.append(error)
+                raise
 
-    law()
-    print(seen)
+        try:
+            law()
+        except FlakyStrategyDefinition:
+            unsteady += 1
+        finally:
+            if broken:
+                raise broken[-1]
+    print(seen, f"{unsteady} blocks were unsteady")
     assert seen.compiled > 1_000
+    assert unsteady <= 5
