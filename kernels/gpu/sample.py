@@ -1,4 +1,4 @@
-"""Penalties and the draw in Triton: filters find their thresholds digit by digit instead of sorting the row.
+"""Penalties, biases and the draw in Triton: filters find their thresholds digit by digit instead of sorting the row.
 
 L rows, V vocabulary, C chunks of a row, N entries of lists. A row goes through the same steps in any company, so its
 draw does not depend on its neighbours.
@@ -11,13 +11,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec.kernels.draws import NOT_NUMBERS, NOTHING_ALLOWED, Counted, Draws
+from specdec.kernels.draws import NOT_NUMBERS, NOTHING_ALLOWED, Counted, Draws, Listed
 from specdec.kernels.gpu.noise import gumbel
 from specdec.kernels.gpu.order import from_ordered, ordered, packed, token_of, value_of
 from specdec.kernels.gpu.tuning import Tuning
 from specdec.kernels.sample import GREEDY_BELOW
 
 PENALTY_TUNINGS = (Tuning(block=256, warps=4), Tuning(block=1024, warps=4))
+ADD_TUNINGS = (Tuning(block=128, warps=2), Tuning(block=512, warps=4))
 FILTER_TUNINGS = (Tuning(block=2048, warps=32), Tuning(block=512, warps=16))
 DRAW_TUNINGS = (Tuning(block=1024, warps=4), Tuning(block=2048, warps=8))
 CHOOSE_WARPS = 4
@@ -44,6 +45,16 @@ def penalize_rows(
         penalty_kernel[(len(scores_LV),)](
             *(scores_LV, counted.tokens_N, counted.counts_N, counted.starts),
             *(repetition_L, presence_L, frequency_L, scores_LV.stride(0)),
+            BLOCK=tuning.block,
+            **tuning.options,
+        )
+
+
+def add_rows(scores_LV: Tensor, listed: Listed, tuning: Tuning = ADD_TUNINGS[0]) -> None:
+    """See `specdec.kernels.sample_rows.add_rows`."""
+    if len(scores_LV):
+        add_kernel[(len(scores_LV),)](
+            *(scores_LV, listed.tokens_N, listed.values_N, listed.starts, scores_LV.stride(0)),
             BLOCK=tuning.block,
             **tuning.options,
         )
@@ -108,6 +119,21 @@ def penalty_kernel(
         score = tl.where(score > 0, tl.div_rn(score, repetition + tl.zeros_like(score)), score * repetition)
         score -= tl.where(times > 0, presence, 0.0) + frequency * times
         tl.store(place, score, mask=inside)
+
+
+@triton.jit
+def add_kernel(scores_LV, tokens_N, values_N, starts, scores_stride, BLOCK: tl.constexpr):
+    """The list of one row. Each token stands in it once, so no two lanes meet."""
+    row = tl.program_id(0).to(tl.int64)
+    first, end = tl.load(starts + row), tl.load(starts + row + 1)
+    for begin in range(first, end, BLOCK):
+        entry = begin + tl.arange(0, BLOCK)
+        inside = entry < end
+        token = tl.load(tokens_N + entry, mask=inside, other=0)
+        value = tl.load(values_N + entry, mask=inside, other=0.0)
+        place = scores_LV + row * scores_stride + token
+        score = tl.load(place, mask=inside, other=0.0)
+        tl.store(place, tl.where(value == float("-inf"), value, score + value), mask=inside)
 
 
 @triton.jit
