@@ -26,9 +26,9 @@ from specdec.sequence import Logprob, Span
 from specdec.staging import Staging
 
 WIDTHS = (0, 5, MAX_LOGPROBS)  # of lists of likeliest tokens: each is compiled anew
-DRAWS = ("temperature", "top_k", "top_p", "min_p", "seeds", "positions")  # in the order of `Draws`
-# Of rows that nobody looks at: temperature, top-k, top-p, min-p, repetition, presence and frequency.
-NEUTRAL = np.array([0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0])
+# Of rows that nobody looks at: temperature, top-k, top-p and min-p; repetition, presence and frequency.
+GREEDY = (0.0, 0.0, 1.0, 0.0)
+UNPENALIZED = (1.0, 0.0, 0.0)
 
 
 class Drawing:
@@ -38,8 +38,9 @@ class Drawing:
         self._staging: Staging | None = None
 
     def picks(self, logits_LV: Tensor, mask: TokenMask, spans: Seq[Span]) -> Picks | Drawn:
-        """The picks of a step whose forward may still be running: `logits_LV` is fp32 and is not changed."""
-        if len(logits_LV) and on_gpu(logits_LV):
+        """The picks of a step whose forward may still be running: `logits_LV` is fp32, with a row for each of the
+        mask's, and is not changed."""
+        if any(len(span.tree) for span in spans) and on_gpu(logits_LV):
             return self.drawn(logits_LV, mask, spans)
         return Picks(logits_LV, mask)
 
@@ -57,7 +58,8 @@ def enqueue(logits_LV: Tensor, mask: TokenMask, spans: Seq[Span], staging: Stagi
     """
     totals_L = log_totals(logits_LV)
     mask.fill()  # while the device is busy
-    told = _values(len(logits_LV), spans) | _penalties(spans, len(logits_LV)) | _additions(spans, mask)
+    spans = [span for span in spans if len(span.tree)]
+    told = _values(spans, len(logits_LV)) | _penalties(spans, len(logits_LV)) | _additions(spans, mask)
     claimed_L = mask.claimed_L
     if claimed_L.any():
         told |= {"claimed": claimed_L, "words": mask.words_LW}
@@ -122,67 +124,56 @@ def _floats(bits: NDArray[np.int32]) -> NDArray[np.float32]:
     return np.ascontiguousarray(bits).view(np.float32)
 
 
-def _values(num_rows: int, spans: Seq[Span]) -> dict[str, NDArray[Any]]:
-    """How each row is drawn, under the names of `Draws`, and its penalties."""
-    spans = [span for span in spans if len(span.tree)]
-    rows: list[int] = []
-    positions: list[int] = []
-    for span in spans:
-        rows += range(span.first_logit, span.first_logit + len(span.tree))
-        first = len(span.seq.tokens)
-        positions += [first + depth for depth in span.tree.depths()] if span.tree.num_drafts else [first]
+def _values(spans: Seq[Span], num_rows: int) -> dict[str, NDArray[Any]]:
+    """How each row is drawn, under the names of `Draws`."""
     samplings = [span.seq.request.sampling for span in spans]
-    values_S7 = np.array(
-        [
-            (
-                # Where fp32 may round up to where drawing begins, the request's own number decides.
-                asked.temperature if asked.temperature >= GREEDY_BELOW else 0.0,
-                asked.top_k,
-                asked.top_p,
-                asked.min_p,
-                asked.repetition_penalty,
-                asked.presence_penalty,
-                asked.frequency_penalty,
-            )
-            for asked in samplings
-        ]
-    ).reshape(-1, len(NEUTRAL))
+    values_4L = _spread(
+        spans,
+        num_rows,
+        GREEDY,
+        # Where fp32 would round up to where drawing begins, the request's own number decides.
+        [(one.temperature * (one.temperature >= GREEDY_BELOW), one.top_k, one.top_p, one.min_p) for one in samplings],
+    )
     lengths_S = [len(span.tree) for span in spans]
-    values_7L = np.repeat(NEUTRAL[:, None], num_rows, 1)
-    values_7L[:, rows] = np.repeat(values_S7, lengths_S, 0).T
     keys_2L = np.zeros((2, num_rows), np.uint64)
-    keys_2L[0, rows] = np.repeat(np.array([span.seq.seed % 2**64 for span in spans], np.uint64), lengths_S)
-    keys_2L[1, rows] = positions
+    keys_2L[0, _rows(spans)] = np.repeat(np.array([span.seq.seed % 2**64 for span in spans], np.uint64), lengths_S)
+    keys_2L[1, _rows(spans)] = [len(span.seq.tokens) + depth for span in spans for depth in span.tree.depths()]
     seeds_L, positions_L = keys_2L.view(np.int64)
-    single = values_7L.astype(np.float32)
     return {
-        "temperature": single[0],
-        "top_k": values_7L[1].astype(np.int32),
-        "top_p": values_7L[2],
-        "min_p": values_7L[3],
+        "temperature": values_4L[0].astype(np.float32),
+        "top_k": values_4L[1].astype(np.int32),
+        "top_p": values_4L[2],
+        "min_p": values_4L[3],
         "seeds": seeds_L,
         "positions": positions_L,
-        "repetition": single[4],
-        "presence": single[5],
-        "frequency": single[6],
     }
 
 
 def _penalties(spans: Seq[Span], num_rows: int) -> dict[str, NDArray[Any]]:
-    """Lists of `Counted`, where any row is penalized."""
+    """Penalties, and lists of `Counted`, where any row is penalized."""
+    spans = [span for span in spans if is_penalized(span.seq.request.sampling)]
+    if not spans:
+        return {}
     lists: dict[int, tuple[NDArray[np.int32], NDArray[np.int32]]] = {}
     for span in spans:
-        if len(span.tree) and is_penalized(span.seq.request.sampling):
-            counts = span.seq.counts()
-            for node, path in enumerate(_paths(span)):
-                lists[span.first_logit + node] = counts.after(path)
-    if not lists:
-        return {}
+        counts = span.seq.counts()
+        for node, path in enumerate(_paths(span)):
+            lists[span.first_logit + node] = counts.after(path)
+    samplings = [span.seq.request.sampling for span in spans]
+    values_3L = _spread(
+        spans,
+        num_rows,
+        UNPENALIZED,
+        [(one.repetition_penalty, one.presence_penalty, one.frequency_penalty) for one in samplings],
+    ).astype(np.float32)
     tokens, counts_N = zip(*(lists[row] for row in sorted(lists)), strict=True)
     return {
         "counted": np.concatenate(tokens),
         "counts": np.concatenate(counts_N),
         "counted_starts": _starts(num_rows, {row: len(ids) for row, (ids, _) in lists.items()}),
+        "repetition": values_3L[0],
+        "presence": values_3L[1],
+        "frequency": values_3L[2],
     }
 
 
@@ -214,7 +205,22 @@ def _additions(spans: Seq[Span], mask: TokenMask) -> dict[str, NDArray[Any]]:
 
 
 def _pairs(added: Mapping[int, float]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    return np.array(list(added), np.int32), np.array(list(added.values()), np.float32)
+    count = len(added)
+    return np.fromiter(added.keys(), np.int32, count), np.fromiter(added.values(), np.float32, count)
+
+
+def _rows(spans: Seq[Span]) -> list[int]:
+    """The logits rows of all nodes, span by span."""
+    return [row for span in spans for row in range(span.first_logit, span.first_logit + len(span.tree))]
+
+
+def _spread(
+    spans: Seq[Span], num_rows: int, neutral: tuple[float, ...], values: Seq[tuple[float, ...]]
+) -> NDArray[np.float64]:
+    """Each span's values at its rows, `neutral` ones at rows of nobody: `[len(neutral), L]`."""
+    spread = np.repeat(np.array(neutral)[:, None], num_rows, 1)
+    spread[:, _rows(spans)] = np.repeat(np.array(values), [len(span.tree) for span in spans], 0).T
+    return spread
 
 
 def _paths(span: Span) -> list[tuple[int, ...]]:
