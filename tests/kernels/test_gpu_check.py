@@ -28,7 +28,9 @@ def rehearse(folder: Path, *arguments: str) -> tuple[subprocess.CompletedProcess
     "names",
     [
         ["machine", "mask"],
-        pytest.param(["machine", "noise", "mask", "penalties", "biases", "draw", "logprobs"], marks=pytest.mark.slow),
+        pytest.param(
+            ["machine", "noise", "mask", "penalties", "biases", "draw", "logprobs", "drawing"], marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_rehearsal_checks_and_times_every_kernel_and_ends_with_one_table(names: list[str], tmp_path: Path) -> None:
