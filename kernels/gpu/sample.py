@@ -75,7 +75,8 @@ def draw_rows(
     best_LC = scores_LV.new_empty(num_rows, num_chunks, dtype=torch.int64)
     if num_rows:
         floors_L = draws.min_p_L.double().log().float()
-        filters = (draws.temperature_L, draws.top_k_L, draws.top_p_L, floors_L)
+        # The kernels' own sums are no better than fp32.
+        filters = (draws.temperature_L, draws.top_k_L, draws.top_p_L.float(), floors_L)
         scaled_LV = torch.empty_like(scores_LV, memory_format=torch.contiguous_format)
         scale_kernel[(num_rows, num_chunks)](
             *(scaled_LV, scores_LV, *filters, scores_LV.stride(0), vocab_size), BLOCK=drawing.block, **drawing.options
