@@ -12,7 +12,7 @@ NOTHING_ALLOWED = -2
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """How each row is drawn. Temperatures, top-p and min-p are fp32, top-k is int32, seeds and positions are int64; a
+    """How each row is drawn. Temperatures are fp32, top-p and min-p fp64, top-k is int32, seeds and positions int64; a
     seed above 2**63 stands as the negative number with its bits. Neutral values (0, 1.0 and 0.0) turn a filter off."""
 
     temperature_L: Tensor
@@ -30,4 +30,14 @@ class Counted:
 
     tokens_N: Tensor
     counts_N: Tensor
+    starts: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Lists of tokens (int32) and what is added to their scores (fp32), end to end: row r has the entries `starts[r] ..
+    starts[r + 1]` (int32), each token once. Minus infinity bans a token, whatever its score."""
+
+    tokens_N: Tensor
+    values_N: Tensor
     starts: Tensor

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-GREEDY_BELOW = 1e-5
+GREEDY_BELOW = float(np.float32(1e-5))  # in fp32, so that kernels draw the same line
 _ZEROS_4 = np.zeros(4, np.uint64)
 
 
@@ -138,8 +138,8 @@ def best(ids: NDArray[np.intp] | None, values: NDArray[np.float32] | NDArray[np.
 
 def penalize(
     scores_V: NDArray[np.float32],
-    ids: NDArray[np.int64],
-    counts: NDArray[np.int64],
+    ids: NDArray[np.int32] | NDArray[np.int64],
+    counts: NDArray[np.int32] | NDArray[np.int64],
     *,
     repetition: float,
     presence: float,
@@ -149,11 +149,12 @@ def penalize(
     stands in output and path (0: in the prompt only).
 
     Repetition divides positive scores and multiplies the others (Keskar et al., arXiv 1909.05858); presence and
-    frequency subtract once, and once a time, as in the OpenAI API.
+    frequency subtract once, and once a time, as in the OpenAI API. A repetition near 0 may make infinities and NaN.
     """
     if repetition != 1.0:
         values = scores_V[ids]
-        scores_V[ids] = np.where(values > 0, values / np.float32(repetition), values * np.float32(repetition))
+        with np.errstate(all="ignore"):
+            scores_V[ids] = np.where(values > 0, values / np.float32(repetition), values * np.float32(repetition))
     if presence != 0.0 or frequency != 0.0:
         times = counts.astype(np.float32)
         scores_V[ids] -= np.float32(presence) * (times > 0) + np.float32(frequency) * times

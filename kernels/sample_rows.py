@@ -1,4 +1,5 @@
-"""Drawing for all rows of a batch at once: noise, penalties, the draw, log-probabilities; one signature everywhere.
+"""Drawing for all rows of a batch at once: noise, penalties, biases, the draw, log-probabilities; one signature
+everywhere.
 
 L rows, V vocabulary, N entries of lists, M likeliest tokens. On a CPU each row goes through `specdec.kernels.sample`,
 which is the definition; on a GPU the kernels of `specdec.kernels.gpu` compute the same with noise in fp32.
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.device import on_gpu
-from specdec.kernels.draws import NOT_NUMBERS, NOTHING_ALLOWED, Counted, Draws
+from specdec.kernels.draws import NOT_NUMBERS, NOTHING_ALLOWED, Counted, Draws, Listed
 from specdec.kernels.sample import best, gumbel, log_probabilities, noise_words, penalize, perturbed
 
 
@@ -47,6 +48,18 @@ def penalize_rows(
             presence=presence_L[row].item(),
             frequency=frequency_L[row].item(),
         )
+
+
+def add_rows(scores_LV: Tensor, listed: Listed) -> None:
+    """Add what is listed for each row to its fp32 scores, in place; minus infinity is put there instead."""
+    if on_gpu(scores_LV):
+        from specdec.kernels.gpu import sample
+
+        sample.add_rows(scores_LV, listed)
+        return
+    for row, (first, end) in enumerate(pairwise(listed.starts.tolist())):
+        tokens, values = listed.tokens_N[first:end].long(), listed.values_N[first:end]
+        scores_LV[row, tokens] = torch.where(values == -torch.inf, values, scores_LV[row, tokens] + values)
 
 
 def draw_rows(scores_LV: Tensor, draws: Draws, log_totals_L: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from specdec.batch import Batch
 from specdec.config import EngineConfig
 from specdec.drafting import Drafting
+from specdec.drawing import Drawing, Drawn
 from specdec.errors import (
     ConfigError,
     ConstraintError,
@@ -82,6 +83,7 @@ class Engine:
         self.metrics = Metrics()
         # What never guesses needs not learn.
         self.drafting = Drafting(drafters if config.max_drafts else (), runner.vocab_size, self.metrics)
+        self._drawing = Drawing()
         self._new_text = new_text
         self._end_tokens = frozenset(end_tokens)
         self._arrivals = 0
@@ -155,7 +157,7 @@ class Engine:
         # Verify: an accelerator works from here, while the CPU fills masks.
         forward = self.runner.forward(batch, self.drafting.taps)
         mask = self._mask(spans, batch.num_logits, failures)
-        picks = Picks(forward.logits_LV, mask)
+        picks = self._drawing.picks(forward.logits_LV, mask, spans)
 
         # Commit: keep the path on which guesser and target agree.
         walks = [walk(span, picks, failures.get(index)) for index, span in enumerate(spans)]
@@ -345,7 +347,7 @@ def make_spans(grants: Seq[Grant], trees: Seq[DraftTree]) -> list[Span]:
     return spans
 
 
-def walk(span: Span, picks: Picks, failure: SpecdecError | None = None) -> Walk:
+def walk(span: Span, picks: Picks | Drawn, failure: SpecdecError | None = None) -> Walk:
     """From the root to a child as long as the target's pick IS that child; the last pick is the bonus token.
 
     It ends with the text: nothing after an end token, a stop string or the last token allowed is looked at. A

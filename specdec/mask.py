@@ -6,9 +6,12 @@ L logits rows, W words of 32 bits.
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 
 import numpy as np
 from numpy.typing import NDArray
+
+from specdec.errors import SpecdecError
 
 
 class TokenMask:
@@ -18,7 +21,7 @@ class TokenMask:
     is to be filled later is filled when somebody looks at it: where only some rows are looked at, the others are free.
     """
 
-    __slots__ = ("_claimed", "_fills", "_words_LW", "num_rows", "num_words", "vocab_size")
+    __slots__ = ("_claimed", "_failures", "_fills", "_words_LW", "num_rows", "num_words", "vocab_size")
 
     def __init__(self, num_rows: int, vocab_size: int) -> None:
         self.num_rows = num_rows
@@ -27,6 +30,7 @@ class TokenMask:
         self._words_LW: NDArray[np.int32] | None = None
         self._claimed: set[int] = set()
         self._fills: dict[int, Callable[[], NDArray[np.int32]]] = {}
+        self._failures: dict[int, SpecdecError] = {}
 
     @property
     def words_LW(self) -> NDArray[np.int32]:
@@ -46,6 +50,7 @@ class TokenMask:
         for row in range(first, first + count):
             self._claimed.add(row)
             self._fills.pop(row, None)
+            self._failures.pop(row, None)
         return words_NW
 
     def fill_later(self, row: int, fill: Callable[[], NDArray[np.int32]]) -> None:
@@ -54,16 +59,39 @@ class TokenMask:
         self._fills[row] = fill
 
     def fill(self) -> None:
-        """Fill all rows now, for those who look at them all at once. Raises what filling raises; then some are not."""
+        """Fill all rows now, for those who look at them all at once. Where filling fails the row stays blank: whoever
+        looks at it then is told, by the same error, and nobody else is."""
         for row in sorted(self._fills):
-            self.words(row)
+            try:
+                self.words(row)
+            except SpecdecError as error:
+                del self._fills[row]
+                self._failures[row] = error
 
     def words(self, row: int) -> NDArray[np.int32] | None:
         """The words of `row`, or None where nobody claimed it (everything is allowed). Raises what filling raises."""
+        if row in self._failures:
+            raise self._failures[row]
         if row in self._fills:
             self.words_LW[row] = self._fills[row]()
             del self._fills[row]
         return self.words_LW[row] if row in self._claimed else None
+
+    @property
+    def claimed_L(self) -> NDArray[np.bool_]:
+        """`[num_rows]`: which rows somebody claimed."""
+        claimed_L = np.zeros(self.num_rows, np.bool_)
+        claimed_L[list(self._claimed)] = True
+        return claimed_L
+
+    def allows_only(self, row: int, tokens: Seq[int]) -> bool:
+        """Whether the words of a claimed `row`, as they are now, allow none but `tokens`."""
+        rest = self.words_LW[row].view(np.uint32).copy()
+        if self.vocab_size % 32:
+            rest[-1] &= (1 << self.vocab_size % 32) - 1
+        for token in tokens:
+            rest[token >> 5] &= 0xFFFFFFFF ^ 1 << (token & 31)
+        return not rest.any()
 
     def allowed(self, row: int) -> NDArray[np.bool_] | None:
         """Row as booleans `[vocab_size]`, or None where everything is allowed."""

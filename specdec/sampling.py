@@ -15,6 +15,7 @@ from torch import Tensor
 from specdec.errors import DeadEnd, NumericalError
 from specdec.kernels.sample import best, log_probabilities, penalize, perturbed
 from specdec.mask import TokenMask
+from specdec.request import Sampling
 from specdec.sequence import Logprob, Sequence, Span
 
 
@@ -66,28 +67,22 @@ def scores(
 
     `path` are the draft tokens between the last known token and the row. The logits are not changed. Raises `DeadEnd`
     where everything is forbidden and `NumericalError` where the logits hold NaN or infinity, or nothing finite: also
-    where these tokens are masked, since the log-probabilities of the others are no numbers then either.
+    where these tokens are masked, since the log-probabilities of the others are no numbers then either. It is raised
+    too where penalties make a score that may be drawn NaN or infinite.
     """
+    position = len(seq.tokens) + len(path)
     if not math.isfinite(logits_V.max()):
-        raise NumericalError(f"the model's logits at position {len(seq.tokens) + len(path)} are not numbers")
+        raise no_logits(position)
     sampling = seq.request.sampling
     scores_V = logits_V
-    penalized = (
-        sampling.repetition_penalty != 1.0 or sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
-    )
+    penalized = is_penalized(sampling)
     banned = _banned(seq, len(path), allowed_V)
     if penalized or sampling.logit_bias or banned or allowed_V is not None:
         scores_V = logits_V.copy()
     if penalized:
-        counts = seq.draws_by_token()
-        if path:
-            counts = dict(counts)
-            for token in path:
-                counts[token] = counts.get(token, 0) + 1
         penalize(
             scores_V,
-            np.fromiter(counts.keys(), np.int64, len(counts)),
-            np.fromiter(counts.values(), np.int64, len(counts)),
+            *seq.counts().after(path),
             repetition=sampling.repetition_penalty,
             presence=sampling.presence_penalty,
             frequency=sampling.frequency_penalty,
@@ -98,9 +93,33 @@ def scores(
         scores_V[banned] = -np.inf
     if allowed_V is not None:
         forbid(scores_V, allowed_V)
-    if scores_V is not logits_V and scores_V.max() == -math.inf:
-        raise DeadEnd(f"no token is allowed at position {len(seq.tokens) + len(path)}")
+    if scores_V is not logits_V:
+        highest = scores_V.max()
+        if highest == -math.inf:
+            raise nothing_allowed(position)
+        if not highest < math.inf:
+            raise no_scores(position)
     return scores_V
+
+
+def no_logits(position: int) -> NumericalError:
+    """What is wrong with a row of the model at `position` from which nothing can be drawn."""
+    return NumericalError(f"the model's logits at position {position} are not numbers")
+
+
+def no_scores(position: int) -> NumericalError:
+    """What is wrong with a row that was fine until it was penalized."""
+    return NumericalError(f"the scores at position {position} are not numbers once penalties are applied")
+
+
+def nothing_allowed(position: int) -> DeadEnd:
+    """What is wrong where everything is forbidden."""
+    return DeadEnd(f"no token is allowed at position {position}")
+
+
+def is_penalized(sampling: Sampling) -> bool:
+    """Whether any penalty changes scores."""
+    return sampling.repetition_penalty != 1.0 or sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
 
 
 def forbid(scores_V: NDArray[np.float32], allowed_V: NDArray[np.bool_]) -> None:
@@ -115,19 +134,25 @@ def forbid(scores_V: NDArray[np.float32], allowed_V: NDArray[np.bool_]) -> None:
     scores_V[ids] = kept
 
 
-def _banned(seq: Sequence, depth: int, allowed_V: NDArray[np.bool_] | None) -> list[int]:
-    """Tokens that may not be drawn `depth` tokens past the last known one, whatever the grammar says.
+def bans(seq: Sequence, depth: int, constrained: bool) -> list[int]:
+    """Tokens, ascending, that may not be drawn `depth` tokens past the last known one, unless a grammar is complete:
+    where they are all that it allows, nothing is banned.
 
-    Stops are banned before `min_tokens`, and end tokens all along for `ignore_eos` where a grammar has a say, since it
-    has nothing to say after its end. Where the grammar leaves nothing else, it is complete, and completion wins.
+    Stops are banned before `min_tokens`, and end tokens all along for `ignore_eos` where a grammar has a say
+    (`constrained`), since it has nothing to say after its end.
     """
     stopping = seq.request.stopping
     banned: set[int] = set()
     if seq.num_output + depth < stopping.min_tokens:
         banned.update(seq.end_tokens, stopping.stop_token_ids)
-    if stopping.ignore_eos and allowed_V is not None:
+    if stopping.ignore_eos and constrained:
         banned.update(seq.end_tokens)
-    tokens = sorted(banned)
+    return sorted(banned)
+
+
+def _banned(seq: Sequence, depth: int, allowed_V: NDArray[np.bool_] | None) -> list[int]:
+    """`bans`, or none where the grammar leaves nothing else."""
+    tokens = bans(seq, depth, allowed_V is not None)
     if tokens and allowed_V is not None and int(allowed_V[tokens].sum()) == int(allowed_V.sum()):
         return []
     return tokens

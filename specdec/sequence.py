@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from specdec.blocks import block_hash, chain_start
+from specdec.counts import TokenCounts
 from specdec.errors import SpecdecError
 from specdec.metrics import Acceptance
 from specdec.prediction import Followed
@@ -56,8 +57,8 @@ class Sequence:
     logprobs: list[Logprob] = field(default_factory=list)
     finish_reason: str | None = None
     error: SpecdecError | None = None
-    _draws: dict[int, int] = field(default_factory=dict, init=False)
-    _num_counted: int = field(default=0, init=False)  # leading tokens that are in `_draws`
+    _counts: TokenCounts | None = field(default=None, init=False)
+    _num_counted: int = field(default=0, init=False)  # leading tokens that are in `_counts`
 
     def __post_init__(self) -> None:
         self.followed = Followed(self.request.prediction)
@@ -93,16 +94,14 @@ class Sequence:
             names.append(block_hash(parent, self.tokens[start : start + block_size]))
         return names[:count]
 
-    def draws_by_token(self) -> dict[int, int]:
-        """For each token of the text how often it was drawn; 0 where it stands in the prompt only. Do not change it.
-
-        Costs time in the tokens that are new since the last call: tokens only ever grow.
-        """
-        for index in range(self._num_counted, len(self.tokens)):
-            token = self.tokens[index]
-            self._draws[token] = self._draws.get(token, 0) + (index >= self.num_prompt)
+    def counts(self) -> TokenCounts:
+        """How often each token of the text was drawn. Costs time in the tokens that are new since the last call."""
+        if self._counts is None:
+            self._counts, self._num_counted = TokenCounts(self.request.prompt), self.num_prompt
+        for token in self.tokens[self._num_counted :]:
+            self._counts.draw(token)
         self._num_counted = len(self.tokens)
-        return self._draws
+        return self._counts
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 
 import numpy as np
@@ -124,3 +125,43 @@ def test_claimed_rows_are_blank_and_neighbours_stay_unclaimed() -> None:
     assert [int(mask.words_LW[row].sum()) for row in (1, 2, 3)] == [3, 0, 0]
     with pytest.raises(IndexError):
         mask.claim(3, 3)
+
+
+def test_filling_all_rows_at_once_fails_for_those_alone_who_look_at_the_row_that_fails() -> None:
+    mask, asked = TokenMask(4, 40), list[int]()
+
+    def row(place: int) -> NDArray[np.int32]:
+        asked.append(place)
+        if place == 1:
+            raise ConstraintError("no row")
+        return np.full(2, place, np.int32)
+
+    for place in range(3):
+        mask.fill_later(place, functools.partial(row, place))
+    for _ in range(2):
+        mask.fill()
+        assert asked == [0, 1, 2]
+        with pytest.raises(ConstraintError, match="no row"):
+            mask.words(1)
+        assert mask.words_LW[:3].tolist() == [[0, 0], [0, 0], [2, 2]]
+    assert mask.claimed_L.tolist() == [True, True, True, False]
+    claim(mask, 1)
+    assert mask.words(1) is not None
+
+
+@pytest.mark.parametrize("vocab_size", [31, 32, 33, 64, 70])
+def test_a_row_allows_only_what_no_other_bit_stands_beside(vocab_size: int) -> None:
+    mask = TokenMask(1, vocab_size)
+    words_W = claim(mask, 0)
+    last = vocab_size - 1
+    assert mask.allows_only(0, [])
+    allow(words_W, range(vocab_size, mask.num_words * 32))  # bits of no token
+    assert mask.allows_only(0, [])
+    allow(words_W, [3, last])
+    assert mask.allows_only(0, [3, last])
+    assert mask.allows_only(0, [0, 3, last])
+    assert not mask.allows_only(0, [3])
+    assert not mask.allows_only(0, [last])
+    allowed = mask.allowed(0)
+    assert allowed is not None
+    assert np.flatnonzero(allowed).tolist() == [3, last]

@@ -1,4 +1,4 @@
-"""Penalties and the draw in Triton: filters find their thresholds digit by digit instead of sorting the row.
+"""Penalties, biases and the draw in Triton: filters find their thresholds digit by digit instead of sorting the row.
 
 L rows, V vocabulary, C chunks of a row, N entries of lists. A row goes through the same steps in any company, so its
 draw does not depend on its neighbours.
@@ -11,13 +11,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec.kernels.draws import NOT_NUMBERS, NOTHING_ALLOWED, Counted, Draws
+from specdec.kernels.draws import NOT_NUMBERS, NOTHING_ALLOWED, Counted, Draws, Listed
 from specdec.kernels.gpu.noise import gumbel
 from specdec.kernels.gpu.order import from_ordered, ordered, packed, token_of, value_of
 from specdec.kernels.gpu.tuning import Tuning
 from specdec.kernels.sample import GREEDY_BELOW
 
 PENALTY_TUNINGS = (Tuning(block=256, warps=4), Tuning(block=1024, warps=4))
+ADD_TUNINGS = (Tuning(block=128, warps=2), Tuning(block=512, warps=4))
 FILTER_TUNINGS = (Tuning(block=2048, warps=32), Tuning(block=512, warps=16))
 DRAW_TUNINGS = (Tuning(block=1024, warps=4), Tuning(block=2048, warps=8))
 CHOOSE_WARPS = 4
@@ -49,6 +50,16 @@ def penalize_rows(
         )
 
 
+def add_rows(scores_LV: Tensor, listed: Listed, tuning: Tuning = ADD_TUNINGS[0]) -> None:
+    """See `specdec.kernels.sample_rows.add_rows`."""
+    if len(scores_LV):
+        add_kernel[(len(scores_LV),)](
+            *(scores_LV, listed.tokens_N, listed.values_N, listed.starts, scores_LV.stride(0)),
+            BLOCK=tuning.block,
+            **tuning.options,
+        )
+
+
 def draw_rows(
     scores_LV: Tensor,
     draws: Draws,
@@ -64,7 +75,8 @@ def draw_rows(
     best_LC = scores_LV.new_empty(num_rows, num_chunks, dtype=torch.int64)
     if num_rows:
         floors_L = draws.min_p_L.double().log().float()
-        filters = (draws.temperature_L, draws.top_k_L, draws.top_p_L, floors_L)
+        # The kernels' own sums are no better than fp32.
+        filters = (draws.temperature_L, draws.top_k_L, draws.top_p_L.float(), floors_L)
         scaled_LV = torch.empty_like(scores_LV, memory_format=torch.contiguous_format)
         scale_kernel[(num_rows, num_chunks)](
             *(scaled_LV, scores_LV, *filters, scores_LV.stride(0), vocab_size), BLOCK=drawing.block, **drawing.options
@@ -108,6 +120,21 @@ def penalty_kernel(
         score = tl.where(score > 0, tl.div_rn(score, repetition + tl.zeros_like(score)), score * repetition)
         score -= tl.where(times > 0, presence, 0.0) + frequency * times
         tl.store(place, score, mask=inside)
+
+
+@triton.jit
+def add_kernel(scores_LV, tokens_N, values_N, starts, scores_stride, BLOCK: tl.constexpr):
+    """The list of one row. Each token stands in it once, so no two lanes meet."""
+    row = tl.program_id(0).to(tl.int64)
+    first, end = tl.load(starts + row), tl.load(starts + row + 1)
+    for begin in range(first, end, BLOCK):
+        entry = begin + tl.arange(0, BLOCK)
+        inside = entry < end
+        token = tl.load(tokens_N + entry, mask=inside, other=0)
+        value = tl.load(values_N + entry, mask=inside, other=0.0)
+        place = scores_LV + row * scores_stride + token
+        score = tl.load(place, mask=inside, other=0.0)
+        tl.store(place, tl.where(value == float("-inf"), value, score + value), mask=inside)
 
 
 @triton.jit

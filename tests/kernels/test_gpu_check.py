@@ -28,7 +28,9 @@ def rehearse(folder: Path, *arguments: str) -> tuple[subprocess.CompletedProcess
     "names",
     [
         ["machine", "mask"],
-        pytest.param(["machine", "noise", "mask", "penalties", "draw", "logprobs"], marks=pytest.mark.slow),
+        pytest.param(
+            ["machine", "noise", "mask", "penalties", "biases", "draw", "logprobs", "drawing"], marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_rehearsal_checks_and_times_every_kernel_and_ends_with_one_table(names: list[str], tmp_path: Path) -> None:
@@ -59,4 +61,4 @@ def test_a_section_that_is_unknown_is_refused_by_name(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "masks"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert result.returncode == 2
-    assert "sections ['masks'] are unknown; there are machine, noise, mask, penalties, draw, logprobs" in result.stderr
+    assert "sections ['masks'] are unknown; there are machine, noise, mask, penalties, biases, draw," in result.stderr

@@ -18,7 +18,7 @@ from torch import Tensor
 pytest.importorskip("triton", reason="triton is not installed: it comes with the extra `gpu`, on Linux")
 
 from specdec.kernels import mask, sample_rows
-from specdec.kernels.draws import NOT_NUMBERS, NOTHING_ALLOWED, Counted, Draws
+from specdec.kernels.draws import NOT_NUMBERS, NOTHING_ALLOWED, Counted, Draws, Listed
 from specdec.kernels.gpu import logprobs as gpu_logprobs
 from specdec.kernels.gpu import mask as gpu_mask
 from specdec.kernels.gpu import sample as gpu_sample
@@ -135,6 +135,48 @@ def test_penalized_rows_are_those_of_the_reference_to_the_last_bit(
     assert torch.equal(found_LV, expected_LV)
 
 
+# Biases and bans
+
+
+@pytest.mark.parametrize(
+    "case",
+    pairwise(
+        {
+            "rows": [1, 3, 17],
+            "vocab_size": [1, 33, 1000],
+            "longest": [0, 1, 127, 128, 600],
+            "banned": ["none", "some", "all"],
+            "padding": [0, 3],
+            "tuning": gpu_sample.ADD_TUNINGS,
+        }
+    ),
+)
+def test_listed_values_are_added_as_in_the_reference_to_the_last_bit(
+    case: dict[str, Any], rng: np.random.Generator
+) -> None:
+    num_rows, vocab_size = case["rows"], case["vocab_size"]
+    lists = [rng.permutation(vocab_size)[: rng.integers(0, case["longest"] + 1)] for _ in range(num_rows)]
+    values_N = rng.normal(0, 50, sum(map(len, lists))).astype(np.float32)
+    values_N[rng.random(len(values_N)) < {"none": 0.0, "some": 0.3, "all": 1.0}[case["banned"]]] = -np.inf
+    listed = Listed(
+        torch.from_numpy(np.concatenate(lists).astype(np.int32)),
+        torch.from_numpy(values_N),
+        torch.tensor([0, *np.cumsum([len(entries) for entries in lists])], dtype=torch.int32),
+    )
+    scores_LV = scores(rng, num_rows, vocab_size, "mostly forbidden")
+    scores_LV[-1, -1] = NAN  # no ban is stopped by what is no number
+    expected_LV, place = scores_LV.numpy().copy(), 0
+    for row, tokens in enumerate(lists):
+        for token in tokens:
+            value, place = values_N[place], place + 1
+            expected_LV[row, token] = value if value == -np.inf else expected_LV[row, token] + value
+    found_LV = padded(scores_LV, case["padding"])
+    sample_rows.add_rows(scores_LV, listed)
+    gpu_sample.add_rows(found_LV, listed, case["tuning"])
+    for got_LV in (scores_LV, found_LV):
+        np.testing.assert_array_equal(got_LV.numpy(), expected_LV)
+
+
 # Draws
 
 
@@ -160,8 +202,8 @@ def test_draws_are_those_of_the_reference(case: dict[str, Any], rng: np.random.G
     draws = Draws(
         torch.full((num_rows,), case["temperature"]),
         torch.full((num_rows,), case["top_k"], dtype=torch.int32),
-        torch.full((num_rows,), case["top_p"]),
-        torch.full((num_rows,), case["min_p"]),
+        torch.full((num_rows,), case["top_p"], dtype=torch.float64),
+        torch.full((num_rows,), case["min_p"], dtype=torch.float64),
         torch.from_numpy(rng.integers(-(2**63), 2**63, num_rows)),
         torch.from_numpy(rng.integers(0, 2**20, num_rows)),
     )
@@ -188,8 +230,8 @@ def test_equals_at_the_edges_of_filters_are_kept_as_the_reference_keeps_them() -
         draws = Draws(
             torch.ones(16),
             torch.zeros(16, dtype=torch.int32),
-            torch.full((16,), 0.8),
-            torch.full((16,), min_p),
+            torch.full((16,), 0.8, dtype=torch.float64),
+            torch.full((16,), min_p, dtype=torch.float64),
             torch.arange(16),
             torch.arange(16),
         )
@@ -214,7 +256,7 @@ def test_both_zeros_are_one_score() -> None:
 def plain(num_rows: int) -> Draws:
     """Draws at temperature 1 without filters."""
     ones, zeros = torch.ones(num_rows), torch.zeros(num_rows)
-    return Draws(ones, zeros.int(), ones, zeros, torch.arange(num_rows), torch.arange(num_rows))
+    return Draws(ones, zeros.int(), ones.double(), zeros.double(), torch.arange(num_rows), torch.arange(num_rows))
 
 
 @pytest.mark.parametrize("top_k, top_p", [(0, 1.0), (5, 0.5)])
@@ -231,8 +273,8 @@ def test_rows_that_are_no_numbers_or_forbid_everything_are_flagged_and_their_nei
     draws = Draws(
         torch.full((7,), temperature),
         torch.full((7,), top_k, dtype=torch.int32),
-        torch.full((7,), top_p),
-        torch.zeros(7),
+        torch.full((7,), top_p, dtype=torch.float64),
+        torch.zeros(7, dtype=torch.float64),
         torch.arange(7),
         torch.arange(7),
     )

@@ -23,7 +23,7 @@ from specdec.kernels.mask import mask_rows
 from specdec.kernels.sample_rows import draw_rows, gumbel_rows, log_totals, top_rows
 rows, ones = torch.zeros(1, 40), torch.ones(1)
 mask_rows(rows, torch.ones(1, 2, dtype=torch.int32), ones.bool())
-draws = Draws(ones - 1, ones.int(), ones, ones - 1, ones.long(), ones.long())
+draws = Draws(ones - 1, ones.int(), ones.double(), ones.double() - 1, ones.long(), ones.long())
 totals = log_totals(rows)
 print(draw_rows(rows, draws, totals).tolist(), top_rows(rows, totals, 1)[0].tolist(), "triton" in sys.modules)
 """
@@ -39,13 +39,13 @@ def test_rows_of_a_batch_draw_what_each_draws_alone() -> None:
     print(f"seed {seed}")
     rng = np.random.default_rng(seed)
     scores_LV = torch.from_numpy(rng.normal(0, 3, (4, 500)).astype(np.float32))
-    settings = [(1.0, 0, 1.0, 0.0), (0.5, 20, 1.0, 0.0), (1.5, 0, 0.75, 0.125), (0.0, 0, 1.0, 0.0)]
+    settings = [(1.0, 0, 1.0, 0.0), (1e-5, 20, 1.0, 0.0), (1.5, 0, 0.7, 0.1), (0.0, 0, 1.0, 0.0)]
     temperatures, top_ks, top_ps, min_ps = zip(*settings, strict=True)
     draws = Draws(
         torch.tensor(temperatures),
         torch.tensor(top_ks, dtype=torch.int32),
-        torch.tensor(top_ps),
-        torch.tensor(min_ps),
+        torch.tensor(top_ps, dtype=torch.float64),
+        torch.tensor(min_ps, dtype=torch.float64),
         torch.tensor([-1, 0, 7, 2**63 - 1]),
         torch.tensor([0, 1, 2, 2**40]),
     )
@@ -91,8 +91,9 @@ def test_a_draw_is_certain_unless_rounding_may_change_it() -> None:
     scores_V = torch.zeros(2)
 
     def draws(temperature: float, top_p: float) -> Draws:
-        floats = [torch.tensor([value]) for value in (temperature, top_p, 0.0)]
-        return Draws(floats[0], torch.tensor([0], dtype=torch.int32), *floats[1:], *torch.tensor([[5], [5]]))
+        filters = torch.tensor([[top_p], [0.0]], dtype=torch.float64)
+        keys = torch.tensor([[5], [5]])
+        return Draws(torch.tensor([temperature]), torch.tensor([0], dtype=torch.int32), *filters, *keys)
 
     _, values = perturbed(scores_V.numpy(), temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=5, position=5)
     gap = float(values[0] - values[1])
