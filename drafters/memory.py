@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specdec.attention import PagedAttention
 from specdec.batch import Batch, Rows
-from specdec.kv import KVCache
+from specdec.kv import KVCache, Pool
 from specdec.protocols import Attend, LayerShape
 from specdec.sequence import Sequence
 
@@ -25,16 +25,6 @@ MAX_WAITING = 64  # features that wait for a drafter that is not asked
 
 # (tokens [R], features [R, D] or None, positions [R], attend) -> hidden states [R, D]
 Model = Callable[[Tensor, Tensor | None, Tensor, Attend], Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """The block tables that a drafter shares with its target, and where its tensors live."""
-
-    num_blocks: int
-    block_size: int
-    device: str
-    dtype: torch.dtype
 
 
 @dataclass(slots=True)
@@ -77,6 +67,8 @@ class Memory:
         self._cache = KVCache(layers, pool.num_blocks, pool.block_size, device=pool.device, dtype=pool.dtype)
         self._attention = PagedAttention(self._cache, pool.device, self._first)
         self._features_BD = torch.zeros(pool.num_blocks, width, device=pool.device, dtype=pool.dtype)
+        pool.own(self._cache)
+        pool.own(self)
         self._names: dict[int, bytes] = {}  # of blocks whose rows and feature are whole, what they hold
         self._kept: dict[Sequence, Kept] = {}
 
@@ -84,6 +76,17 @@ class Memory:
     def num_kept(self) -> int:
         """Sequences for which something is kept."""
         return len(self._kept)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the features."""
+        return self._features_BD.nbytes
+
+    def resize(self, num_blocks: int) -> None:
+        """See `InBlocks.resize`."""
+        width = self._features_BD.shape[1]
+        self._features_BD = torch.empty(0)
+        self._features_BD = torch.zeros(num_blocks, width, device=self._pool.device, dtype=self._pool.dtype)
 
     def forget(self, seq: Sequence) -> None:
         """Release what is kept for a sequence."""

@@ -312,6 +312,23 @@ def fill(
     model.eval()
 
 
+def random_model(
+    config: ModelConfig, *, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32, seed: int = 0
+) -> Model:
+    """A model with random weights, for measuring and checking machines: its logits spread over about three nats.
+    Raises `ModelError` where there is no memory for it."""
+    model = build(config)
+    _materialise(model, torch.device(device), dtype, Path(f"random {config.model_type}"))
+    generator = torch.Generator(device).manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 1 or "norm" in name:
+            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+        else:
+            spread = 3.0 if "lm_head" in name or "embed_tokens" in name else 1.0
+            parameter.normal_(std=spread * parameter.shape[-1] ** -0.5, generator=generator)
+    return cast(Model, model.eval())
+
+
 def _materialise(model: nn.Module, device: torch.device, dtype: torch.dtype, where: Path) -> None:
     """Give every parameter memory (uninitialised), once where it is shared. Buffers hold values already. Raises
     `ModelError` where there is too little: a damaged config may ask for more than any machine has."""

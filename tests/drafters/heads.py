@@ -18,13 +18,13 @@ from specdec.drafters.grow import Growth
 from specdec.drafters.heads import Head
 from specdec.drafters.heads.medusa import Medusa
 from specdec.drafters.heads.peagle import PEagle
-from specdec.drafters.memory import Pool
 from specdec.drafters.model_drafter import ModelDrafter, Voice
 from specdec.drafters.open import voice_of
 from specdec.drafters.recurrent import Recurrent
 from specdec.drafters.survival import Draws
 from specdec.engine import Engine
 from specdec.kernels.norm_rope import rotary_table
+from specdec.kv import Pool
 from specdec.protocols import Attend, Drafter, LayerShape, Model
 from specdec.request import Stopping
 from specdec.runner import TorchRunner

@@ -15,12 +15,13 @@ from torch import Tensor
 
 from specdec.config import EngineConfig
 from specdec.drafters.grow import Growth
-from specdec.drafters.memory import Memory, Pool
+from specdec.drafters.memory import Memory
 from specdec.drafters.model_drafter import ModelDrafter
 from specdec.drafters.recurrent import Recurrent
 from specdec.drafters.survival import TEMPERS, Draws, Guesses, Survival
 from specdec.engine import Engine
 from specdec.kernels.sample import best
+from specdec.kv import Pool
 from specdec.protocols import Attend, LayerShape
 from specdec.request import Request, Sampling, Stopping
 from specdec.sampling import compared, scores
