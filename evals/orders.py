@@ -8,7 +8,6 @@ from typing import Any
 
 from specdec.evals.cases import write, write_string
 
-
 NAMING = ("properties", "required", "dependencies", "dependentRequired", "dependentSchemas")
 
 
