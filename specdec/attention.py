@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specdec.batch import Batch
-from specdec.kernels.norm_rope import Rotary, rotated
+from specdec.kernels.norm_rope import Rotary, rotate_and_write
 from specdec.kernels.tree_attention import PagedRows, native_tree_attention, serves, tree_attention, visible
 from specdec.kv import KVCache
 
@@ -74,9 +74,8 @@ class PagedAttention:
         sinks: Tensor | None = None,
     ) -> Tensor:
         """`[R, H, K]`; see `Attend` in `specdec/protocols.py`."""
-        q_RHK, k_RGK = rotated(qk_RJK, v_RGK.shape[1], rotary)
-        self.cache.write(layer, self._slots_R, k_RGK, v_RGK)
         keys, values = self.cache.keys[layer], self.cache.values[layer]
+        q_RHK = rotate_and_write(qk_RJK, v_RGK, rotary, keys, values, self._slots_R)
         if self._rows is not None:
             return native_tree_attention(
                 q_RHK, keys, values, self._rows, scale=scale, window=window, softcap=softcap, sinks=sinks

@@ -21,7 +21,7 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 from triton.compiler.errors import CompilationError
 
-from specdec.kernels.gpu import logprobs, mask, noise, sample
+from specdec.kernels.gpu import activation, logprobs, mask, noise, norm, rotary, sample
 from specdec.kernels.gpu.tuning import Tuning
 
 TARGETS: Mapping[str, GPUTarget] = {
@@ -99,6 +99,62 @@ def compilations() -> Iterator[Compilation]:
     ]
     for kernel, types, constant, size, warps in joins:
         yield Compilation(kernel, types, {constant: size}, warps, aligned=False)
+    yield from layers()
+
+
+def layers() -> Iterator[Compilation]:
+    """What surrounds the linears of a layer: bf16, and one of each in fp16 or fp32; norms of 4,096, of heads of 128,
+    and of the widest rows."""
+    three, two = ["i32"] * 3, ["i32"] * 2
+
+    def normed(dtype: str, width: int, tuning: Tuning, aligned: bool = True) -> Iterator[Compilation]:
+        rows, whole, options = norm.cut(width, tuning)
+        constants, warps = {"ROWS": rows, "WIDTH": whole}, int(options["num_warps"])
+        stream, weights = [f"*{dtype}"] * 4, ["*fp32", "*fp32"]
+        for kernel, types in (
+            (norm.norm_kernel, (*stream[:2], *weights, *three, *three)),
+            (norm.add_norm_kernel, (*stream, *weights, *two, *two)),
+            (norm.add_normed_norm_kernel, (*stream, *weights, *weights, *two, *two)),
+        ):
+            if width > 128 or kernel is norm.norm_kernel:
+                yield Compilation(kernel, types, constants, warps, aligned)
+
+    for tuning in norm.TUNINGS:
+        yield from normed("bf16", 4096, tuning)
+        yield from normed("bf16", 128, tuning)
+    yield from normed("fp16", 2560, norm.TUNINGS[0], aligned=False)
+    yield from normed("fp32", norm.WIDEST, norm.TUNINGS[0])
+    wide = ("*bf16", "*bf16", "*fp32", "*fp32", *two, *three)
+    yield Compilation(norm.wide_norm_kernel, wide, {"WIDTH": norm.WIDE.block}, norm.WIDE.warps)
+
+    def turned(dtype: str, tuning: Tuning, half: int, size: int, aligned: bool = True) -> Compilation:
+        whole = triton.next_power_of_2(size)
+        constants = {
+            "HEADS": max(1, tuning.block // whole),
+            "HALF": half,
+            "REST": triton.next_power_of_2(size - 2 * half) if size > 2 * half else 0,
+            "SIZE": whole,
+        }
+        table = ["*fp32", "*fp32"] if half else ["*i64", "*i64"]
+        types = (*[f"*{dtype}"] * 5, *table, "*i64", *["i32"] * 14)
+        return Compilation(rotary.rotate_kernel, types, constants, tuning.warps, aligned)
+
+    for tuning in rotary.WRITE_TUNINGS:
+        yield turned("bf16", tuning, 64, 128)
+    yield turned("fp16", rotary.WRITE_TUNINGS[0], 32, 128)
+    yield turned("bf16", rotary.WRITE_TUNINGS[0], 0, 128)
+    yield turned("fp32", rotary.WRITE_TUNINGS[0], 128, 256, aligned=False)
+
+    plain: list[tuple[Any, Sequence[str], Sequence[Tuning]]] = [
+        (rotary.table_kernel, ("*fp32", "*fp32", "*i64", "*fp32", "i32", "i32"), rotary.TABLE_TUNINGS),
+        (activation.swiglu_kernel, ("*bf16", "*bf16", *two), activation.TUNINGS),
+        (activation.geglu_kernel, ("*bf16", "*bf16", *two), activation.TUNINGS),
+    ]
+    for kernel, types, tunings in plain:
+        for tuning in tunings:
+            yield Compilation(kernel, types, {"BLOCK": tuning.block}, tuning.warps)
+    odd = activation.TUNINGS[0]
+    yield Compilation(activation.geglu_kernel, ("*fp32", "*fp32", *two), {"BLOCK": odd.block}, odd.warps, aligned=False)
 
 
 def report(compilation: Compilation, target_name: str) -> Report:

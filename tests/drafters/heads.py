@@ -63,7 +63,7 @@ class PairHead:
     def forward(self, tokens_R: Tensor, features_RD: Tensor | None, positions_R: Tensor, attend: Attend) -> Tensor:
         assert features_RD is not None
         x_RD = torch.tanh(torch.cat([self._target.embed(tokens_R), features_RD], 1) @ self._mix.T)
-        rotary = rotary_table(positions_R, self._frequencies, x_RD.dtype)
+        rotary = rotary_table(positions_R, self._frequencies)
         q, k, v = ((x_RD @ weight.T).view(len(x_RD), -1, 16) for weight in (self._q, self._k, self._v))
         out_RHK = attend(0, torch.cat((q, k), 1), v, rotary, scale=0.25)
         return x_RD + out_RHK.flatten(1) @ self._o.T
