@@ -28,7 +28,10 @@ def rehearse(folder: Path, *arguments: str) -> tuple[subprocess.CompletedProcess
     "names",
     [
         ["machine", "mask"],
-        pytest.param(["machine", "noise", "mask", "penalties", "draw", "logprobs"], marks=pytest.mark.slow),
+        ["machine", "attention", "kv"],
+        pytest.param(
+            ["machine", "noise", "mask", "penalties", "draw", "logprobs", "attention", "kv"], marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_rehearsal_checks_and_times_every_kernel_and_ends_with_one_table(names: list[str], tmp_path: Path) -> None:
