@@ -48,7 +48,7 @@ def measure(
     """
     if temperature < GREEDY_BELOW:
         raise ConfigError(
-            f"coupling is measured where tokens are drawn: temperature must be {GREEDY_BELOW} or more, "
+            f"coupling is measured where tokens are drawn: temperature must be {GREEDY_BELOW:g} or more, "
             f"got {temperature}"
         )
     runner = llm.loaded.engine.runner

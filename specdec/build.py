@@ -66,12 +66,12 @@ class Options:
 
     `device` is "cpu" or "cuda"; `dtype` "float32" or "bfloat16"; `quantize` "int8" (CPU only) or None;
     `kv_cache_tokens` is the size of the KV pool in tokens; on a GPU, where it is left out, what fits in
-    `gpu_memory_utilization` (0.9) of its memory; `enforce_eager` captures no CUDA graphs; `drafter` is a comma-separated list of drafters, of which
-    `draft_model` names the files of one that is a model or a head (`draft_overrides` are its knobs,
-    docs/drafter-models.md), whose trees have up to `draft_depth` levels, shaped by
-    the file `draft_ranks` of `specdec eval rank-accuracy` where there is one; `policy` is
-    "auto" (verify guesses that are worth their rows, by costs measured once) or "fixed" (verify up to `max_drafts`);
-    `grammar_backend` is "auto", "llguidance", "xgrammar" or "outlines" (see `Compiler`).
+    `gpu_memory_utilization` (0.9) of its memory; `enforce_eager` captures no CUDA graphs; `drafter` is a
+    comma-separated list of drafters, of which `draft_model` names the files of one that is a model or a head
+    (`draft_overrides` are its knobs, docs/drafter-models.md), whose trees have up to `draft_depth` levels, shaped
+    by the file `draft_ranks` of `specdec eval rank-accuracy` where there is one; `policy` is "auto" (verify guesses
+    that are worth their rows, by costs measured once) or "fixed" (verify up to `max_drafts`); `grammar_backend` is
+    "auto", "llguidance", "xgrammar" or "outlines" (see `Compiler`).
     """
 
     device: str | None = None

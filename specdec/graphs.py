@@ -11,6 +11,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -84,7 +85,7 @@ class Step:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._outputs: tuple[Tensor, ...] = ()
 
-    def capture(self, staging: Staging, pool: tuple[int, int] | None) -> None:
+    def capture(self, staging: Staging, pool: Any) -> None:
         """Run once, so that all is compiled, and capture. A CPU captures nothing."""
         if not self._memory.is_cuda:
             return
@@ -165,7 +166,7 @@ class Steps:
         self._tiles: list[Tiles] = []
         self._few = 0  # rows of a sequence that small tiles take
         self._made: dict[tuple[int, bool], Step] = {}
-        self._memory: tuple[int, int] | None = None
+        self._memory: Any = None
 
     def capture(self) -> None:
         """Make all of them now, the largest first: they share memory. What the cache holds in the scrap block is

@@ -92,7 +92,7 @@ def test_what_a_step_launches_waits_for_nothing_and_is_the_same_for_every_batch(
     ]
     launched = []
     for batch in batches:
-                with torch.inference_mode(), interpreted():
+        with torch.inference_mode(), interpreted():
             step = graphs.step_for(batch, TAPS)
             assert step is not None
             step.load(batch, {}, Staging("cpu"))

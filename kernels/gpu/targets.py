@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 from triton.compiler.errors import CompilationError
 
-from specdec.kernels.gpu import activation, logprobs, mask, noise, norm, rotary, sample
+from specdec.kernels.gpu import activation, attention, kv, logprobs, mask, noise, norm, rotary, sample
 from specdec.kernels.gpu.tuning import Tuning
 
 TARGETS: Mapping[str, GPUTarget] = {
@@ -30,25 +31,30 @@ TARGETS: Mapping[str, GPUTarget] = {
     "sm_100": GPUTarget("cuda", 100, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
+# Bytes of shared memory that a program may take.
+SHARED: Mapping[str, int] = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "gfx942": 64 * 1024}
 
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
     """One kernel with one choice of its constants. `types` are the types of its arguments in order, constants left out;
     `aligned` says whether sizes and strides are multiples of 16, as pointers always are. `refused_by` are the targets
-    that cannot do it, and say so with an error."""
+    that cannot do it, and say so with an error; `shape` are the constants in words, where there are many."""
 
     kernel: Any
     types: Sequence[str]
-    constants: Mapping[str, int]
+    constants: Mapping[str, Any]
     warps: int
     aligned: bool = True
     refused_by: frozenset[str] = frozenset()
+    stages: int | None = None
+    fused: bool = False
+    shape: str = ""
 
     @property
     def name(self) -> str:
         """Kernel, constants, warps, and whether sizes are odd."""
-        constants = " ".join(f"{key.lower()} {value}" for key, value in self.constants.items())
+        constants = self.shape or " ".join(f"{key.lower()} {value}" for key, value in self.constants.items())
         return f"{self.kernel.fn.__name__}: {constants}, {self.warps} warps{'' if self.aligned else ', odd sizes'}"
 
 
@@ -100,6 +106,7 @@ def compilations() -> Iterator[Compilation]:
     for kernel, types, constant, size, warps in joins:
         yield Compilation(kernel, types, {constant: size}, warps, aligned=False)
     yield from layers()
+    yield from attention_compilations()
 
 
 def layers() -> Iterator[Compilation]:
@@ -157,6 +164,71 @@ def layers() -> Iterator[Compilation]:
     yield Compilation(activation.geglu_kernel, ("*fp32", "*fp32", *two), {"BLOCK": odd.block}, odd.warps, aligned=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What attention is compiled for: see `attention.attend_kernel`."""
+
+    dtype: str
+    head_size: int
+    group: int
+    queries: int
+    squeezed: bool = False
+
+
+# Every tuning, and every dtype, group size and head size with small tiles and with large ones.
+LAYERS = (
+    *(Layer("bf16", size, group, 16) for size, group in ((64, 1), (128, 4), (256, 8))),
+    *(Layer("bf16", size, group, 32, True) for size, group in ((128, 1), (256, 4))),
+    *(Layer("bf16", size, group, 64) for size, group in ((64, 4), (256, 1))),
+    *(Layer("bf16", size, group, 128) for size, group in ((64, 1), (128, 8))),
+    *(Layer("fp16", size, group, queries, True) for size, group, queries in ((64, 8, 16), (128, 4, 128), (256, 8, 64))),
+    *(Layer("fp32", size, group, 32, True) for size, group in ((64, 1), (128, 8), (256, 4))),
+)
+
+
+def attention_compilations() -> Iterator[Compilation]:
+    """Attention of all `LAYERS`, and writing and moving of their keys and values."""
+    scalars = ("i32", "i32", "i32", "i32", "i32", "fp32", "fp32")
+    for layer in LAYERS:
+        kind, size = f"*{layer.dtype}", triton.next_power_of_2(layer.head_size)
+        for tuning in attention.tunings(layer.queries, layer.head_size, 4 if layer.dtype == "fp32" else 2):
+            yield Compilation(
+                attention.attend_kernel,
+                (kind, *["*fp32"] * 3, *[kind] * 3, "*i32", "*i64", "*i64", "*fp32", "*i32", *scalars),
+                {
+                    "GROUP": layer.group,
+                    "HEAD_SIZE": layer.head_size,
+                    "BLOCK_SIZE": 16,
+                    "QUERIES": layer.queries,
+                    "SLOTS": tuning.slots,
+                    "EDGE": tuning.edge,
+                    "SIZE": size,
+                    "DIMS": min(size, tuning.dims or size),
+                    "DOT": {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}[layer.dtype],
+                    "SOFTCAPPED": layer.squeezed,
+                    "SINKS": layer.squeezed,
+                },
+                tuning.warps,
+                stages=tuning.stages,
+                fused=True,
+                shape=f"{layer.dtype} {layer.head_size} by {layer.group}, {layer.queries} x {tuning.slots}"
+                f"{', squeezed' if layer.squeezed else ''}, {tuning.stages} stages",
+            )
+    for head_size in (64, 128, 256):
+        yield Compilation(
+            attention.join_kernel,
+            ("*bf16", *["*fp32"] * 4, "*i32", "i32"),
+            {"CHUNKS": attention.JOIN_CHUNKS, "SIZE": head_size, "SINKS": head_size == 128},
+            attention.JOIN_WARPS,
+            fused=True,
+        )
+        sizes = kv.sizes(8, head_size)
+        yield Compilation(kv.write_kernel, (*["*bf16"] * 2, "*i64", *["*bf16"] * 2, *["i32"] * 7), sizes, kv.WARPS)
+        for back in (False, True):
+            types = ("*bf16", "*bf16", "*i64", *["i32"] * 4)
+            yield Compilation(kv.stage_kernel, types, {"BACK": back, **sizes}, kv.WARPS)
+
+
 def report(compilation: Compilation, target_name: str) -> Report:
     """Compile for one of `TARGETS` and read registers, shared memory and spills; nothing is run."""
     target, kernel = TARGETS[target_name], compilation.kernel
@@ -170,10 +242,12 @@ def report(compilation: Compilation, target_name: str) -> Report:
         {
             (place,): divisible
             for place, name in enumerate(kernel.arg_names)
-            if name in types and (compilation.aligned or types[name].startswith("*"))
+            if name in types and types[name] != "fp32" and (compilation.aligned or types[name].startswith("*"))
         },
     )
-    options = {"num_warps": compilation.warps, "enable_fp_fusion": False}
+    options = {"num_warps": compilation.warps, "enable_fp_fusion": compilation.fused}
+    if compilation.stages is not None:
+        options["num_stages"] = compilation.stages
     try:
         compiled = triton.compile(source, target=target, options=options)
     except (CompilationError, ValueError) as error:
@@ -183,20 +257,25 @@ def report(compilation: Compilation, target_name: str) -> Report:
     if target.backend == "hip":
         found = from_assembly(compilation.name, target_name, compiled.asm["amdgcn"], compiled.metadata.shared)
     else:
-        found = from_ptxas(compilation.name, target_name, compiled.asm["ptx"], compiled.metadata.shared)
+        found = from_ptxas(
+            compilation.name, target_name, compiled.asm["ptx"], compiled.metadata.shared, compilation.fused
+        )
     if target_name in compilation.refused_by:
         found.faults.append("compiles where it should be refused")
+    if found.shared is not None and found.shared > SHARED[target_name]:
+        found.faults.append(f"takes {found.shared} bytes of shared memory, {SHARED[target_name]} are there")
     return found
 
 
-def from_ptxas(name: str, target_name: str, ptx: str, shared: int) -> Report:
+def from_ptxas(name: str, target_name: str, ptx: str, shared: int, fused: bool) -> Report:
     """Ask the `ptxas` that Triton itself uses for the target."""
     capability = TARGETS[target_name].arch
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.ptx"
         path.write_text(ptx, encoding="utf-8")
         arch = f"sm_{capability}{'a' if capability >= 90 else ''}"
-        command = [get_ptxas(capability).path, "-v", "--fmad=false", f"--gpu-name={arch}", str(path)]
+        fusing = [] if fused else ["--fmad=false"]
+        command = [get_ptxas(capability).path, "-v", *fusing, f"--gpu-name={arch}", str(path)]
         said = subprocess.run([*command, "-o", f"{path}.cubin"], capture_output=True, text=True, check=True).stderr
     stores, loads = number(r"(\d+) bytes spill stores", said), number(r"(\d+) bytes spill loads", said)
     spilled = stores + loads

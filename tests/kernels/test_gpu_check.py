@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="triton is not installed: it comes with the
 
 ALL = [
     *("machine", "noise", "mask", "penalties", "biases", "draw", "logprobs", "drawing"),
-    *("norm", "rotary", "activation"),
+    *("norm", "rotary", "activation", "attention", "kv"),
 ]
 SCRIPT = Path(__file__).parent.parent.parent / "scripts" / "gpu_check"
 
@@ -32,6 +32,7 @@ def rehearse(folder: Path, *arguments: str) -> tuple[subprocess.CompletedProcess
     "names",
     [
         ["machine", "mask"],
+        ["machine", "attention", "kv"],
         pytest.param(ALL, marks=pytest.mark.slow),
     ],
 )
