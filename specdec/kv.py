@@ -90,10 +90,6 @@ class KVCache:
             self.keys.append(next(parts[layer]))
             self.values.append(next(parts[layer]))
 
-    def write(self, layer: int, slots_R: Tensor, k_RGK: Tensor, v_RGK: Tensor) -> None:
-        """Store a row's key and value in its slot."""
-        kv.write(self.keys[layer], self.values[layer], slots_R, k_RGK, v_RGK)
-
     def move(self, sources: Tensor, targets: Tensor) -> None:
         """Copy slots to slots in every layer; every source is read before any target is written."""
         for stack_CGNK in self.stacks:

@@ -39,7 +39,8 @@ SHARED: Mapping[str, int] = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100":
 class Compilation:
     """One kernel with one choice of its constants. `types` are the types of its arguments in order, constants left out;
     `aligned` says whether sizes and strides are multiples of 16, as pointers always are. `refused_by` are the targets
-    that cannot do it, and say so with an error; `shape` are the constants in words, where there are many."""
+    that cannot do it, and say so with an error, `targets` those that it is for; `shape` are the constants in words,
+    where there are many."""
 
     kernel: Any
     types: Sequence[str]
@@ -50,6 +51,7 @@ class Compilation:
     stages: int | None = None
     fused: bool = False
     shape: str = ""
+    targets: frozenset[str] = frozenset(TARGETS)
 
     @property
     def name(self) -> str:
@@ -187,11 +189,16 @@ LAYERS = (
 
 
 def attention_compilations() -> Iterator[Compilation]:
-    """Attention of all `LAYERS`, and writing and moving of their keys and values."""
+    """Attention of all `LAYERS`, and moving of their keys and values."""
     scalars = ("i32", "i32", "i32", "i32", "i32", "fp32", "fp32")
     for layer in LAYERS:
         kind, size = f"*{layer.dtype}", triton.next_power_of_2(layer.head_size)
-        for tuning in attention.tunings(layer.queries, layer.head_size, 4 if layer.dtype == "fp32" else 2):
+        by_target: dict[attention.Tuning, set[str]] = {}
+        for target in TARGETS:
+            element_size = 4 if layer.dtype == "fp32" else 2
+            for tuning in attention.tunings(layer.queries, layer.head_size, element_size, target == "sm_80"):
+                by_target.setdefault(tuning, set()).add(target)
+        for tuning, targets in by_target.items():
             yield Compilation(
                 attention.attend_kernel,
                 (kind, *["*fp32"] * 3, *[kind] * 3, "*i32", "*i64", "*i64", "*fp32", "*i32", *scalars),
@@ -213,6 +220,7 @@ def attention_compilations() -> Iterator[Compilation]:
                 fused=True,
                 shape=f"{layer.dtype} {layer.head_size} by {layer.group}, {layer.queries} x {tuning.slots}"
                 f"{', squeezed' if layer.squeezed else ''}, {tuning.stages} stages",
+                targets=frozenset(targets),
             )
     for head_size in (64, 128, 256):
         yield Compilation(
@@ -223,7 +231,6 @@ def attention_compilations() -> Iterator[Compilation]:
             fused=True,
         )
         sizes = kv.sizes(8, head_size)
-        yield Compilation(kv.write_kernel, (*["*bf16"] * 2, "*i64", *["*bf16"] * 2, *["i32"] * 7), sizes, kv.WARPS)
         for back in (False, True):
             types = ("*bf16", "*bf16", "*i64", *["i32"] * 4)
             yield Compilation(kv.stage_kernel, types, {"BACK": back, **sizes}, kv.WARPS)
@@ -329,7 +336,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = parser.parse_args(arguments).targets or list(TARGETS)
     if unknown := set(names) - set(TARGETS):
         parser.error(f"targets {sorted(unknown)} are unknown; there are {', '.join(TARGETS)}")
-    reports = [report(compilation, name) for compilation in compilations() for name in names]
+    reports = [
+        report(compilation, name) for compilation in compilations() for name in names if name in compilation.targets
+    ]
     faults = [f"{found.name} on {found.target} {fault}" for found in reports for fault in found.faults]
     lines = [f"triton {triton.__version__}", table(reports), *faults]
     sys.stdout.write("\n".join([*lines, f"{len(reports)} compilations, {len(faults)} faults\n"]))

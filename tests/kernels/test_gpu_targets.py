@@ -57,9 +57,9 @@ def test_every_kernel_and_tuning_compiles_without_spills(targets: list[str]) -> 
     print(result.stdout, result.stderr)
     assert result.returncode == 0
     found = list(compilations())
-    assert f"{len(found) * len(targets)} compilations, 0 faults" in result.stdout
+    assert f"{sum(len(each.targets & {*targets}) for each in found)} compilations, 0 faults" in result.stdout
     for compilation in found:
-        assert result.stdout.count(f"{compilation.name:62} ") == len(targets)
+        assert result.stdout.count(f"{compilation.name:62} ") == len(compilation.targets & {*targets})
 
 
 def test_every_kernel_is_compiled() -> None:
