@@ -23,7 +23,7 @@ from triton.compiler import ASTSource
 from triton.compiler.errors import CompilationError
 
 from specdec.kernels.gpu import activation, attention, kv, logprobs, mask, noise, norm, rotary, sample
-from specdec.kernels.gpu.tuning import Tuning
+from specdec.kernels.gpu.tuning import Tuning, fitting_warps
 
 TARGETS: Mapping[str, GPUTarget] = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -252,7 +252,10 @@ def report(compilation: Compilation, target_name: str) -> Report:
             if name in types and types[name] != "fp32" and (compilation.aligned or types[name].startswith("*"))
         },
     )
-    options = {"num_warps": compilation.warps, "enable_fp_fusion": compilation.fused}
+    options = {
+        "num_warps": fitting_warps(compilation.warps, target.warp_size),
+        "enable_fp_fusion": compilation.fused,
+    }
     if compilation.stages is not None:
         options["num_stages"] = compilation.stages
     try:

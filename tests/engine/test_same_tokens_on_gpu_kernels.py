@@ -1,4 +1,4 @@
-"""A whole engine over Triton's attention and cache, in the interpreter: the same tokens as without."""
+"""A whole engine over Triton's kernels, in the interpreter: the same tokens as without."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import pytest
 pytest.importorskip("triton", reason="triton is not installed: it comes with the extra `gpu`, on Linux")
 
 from specdec.config import EngineConfig
+from specdec.graphs import GraphRunner
 from specdec.kernels.device import interpreted
 from specdec.protocols import Drafter
 from specdec.request import Request, Sampling, Stopping
+from specdec.runner import TorchRunner
 from tests.drafters_for_tests import OracleDrafter, RandomDrafter
 from tests.fakes import run, texts
 from tests.tiny import tiny_engine
@@ -19,9 +21,17 @@ TOKEN_BYTES = [bytes([97 + token % 26]) for token in range(VOCAB_SIZE)]
 MAX_MODEL_LEN = 40
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
-def test_the_same_tokens_in_triton(family: str) -> None:
-    """Trees, shared prefixes, windows, a pool so small that sequences are preempted."""
+@pytest.mark.parametrize(
+    ("family", "captured"),
+    [
+        ("llama", True),
+        ("gemma3_text", False),
+        pytest.param("gemma3_text", True, marks=pytest.mark.slow),
+    ],
+)
+def test_the_same_tokens_in_triton(family: str, captured: bool) -> None:
+    """Trees, shared prefixes, windows, a pool so small that sequences are preempted; with the steps that a GPU
+    captures, and launched kernel by kernel."""
     shared = tuple(7 * place % 61 + 3 for place in range(10))
     prompts = [(*shared, 5, 6), (*shared, 9), *(tuple(range(start, start + 24)) for start in (3, 14, 26, 38))]
     requests = [
@@ -38,6 +48,11 @@ def test_the_same_tokens_in_triton(family: str) -> None:
     config = EngineConfig(MAX_MODEL_LEN, MAX_MODEL_LEN + 64, block_size=4, max_drafts=16)
     engine = tiny_engine(family, drafters, config, token_bytes=TOKEN_BYTES, end_tokens=(0,))
     with interpreted():
+        if captured:
+            assert isinstance(engine.runner, TorchRunner)
+            runner = GraphRunner(engine.runner, max_rows=24, max_blocks=400)
+            runner.capture()
+            engine.runner = runner
         got = texts(run(engine, requests))
     assert got == told
     assert engine.metrics.acceptance.accepted_tokens > 5

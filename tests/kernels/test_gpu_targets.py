@@ -13,6 +13,7 @@ pytest.importorskip("triton", reason="triton is not installed: it comes with the
 
 from specdec.kernels import gpu
 from specdec.kernels.gpu.targets import TARGETS, Report, compilations, from_assembly, number, table
+from specdec.kernels.gpu.tuning import fitting_warps
 
 ROOT = Path(__file__).parent.parent.parent
 # Run where kernels are compiled, not interpreted: one that spills on purpose, and one that only some targets can do.
@@ -87,6 +88,11 @@ def test_spills_and_refusals_are_faults_unless_a_refusal_is_expected(tmp_path: P
         "refuses sm_90 False []",
         "refuses sm_90 False ['compiles where it should be refused']",
     ]
+
+
+def test_a_program_asks_for_no_more_threads_than_a_target_gives() -> None:
+    assert [fitting_warps(warps, 32) for warps in (1, 16, 32, 64)] == [1, 16, 32, 32]
+    assert [fitting_warps(warps, 64) for warps in (1, 16, 32, 64)] == [1, 16, 16, 16]
 
 
 def test_an_unknown_target_is_refused_by_name() -> None:
