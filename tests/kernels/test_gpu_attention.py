@@ -132,7 +132,7 @@ CASES = pairwise(
         "first": [0, 1],
         "softcap": [None, 2.0],
         "sinks": [False, True],
-        "others": [0, 2],
+        "others": [0, 1],
         "pieces": [None, 1, 9],
     }
 )
