@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="triton is not installed: it comes with the
 
 ALL = [
     *("machine", "noise", "mask", "penalties", "biases", "draw", "logprobs", "drawing"),
-    *("norm", "rotary", "activation", "attention", "kv"),
+    *("norm", "rotary", "activation", "attention", "kv", "engine", "steps"),
 ]
 SCRIPT = Path(__file__).parent.parent.parent / "scripts" / "gpu_check"
 
