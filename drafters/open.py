@@ -87,7 +87,7 @@ def layer_skip(setup: Setup, argument: str) -> ModelDrafter:
     if not 1 <= depth <= count:
         raise ConfigError(f"drafter {LAYER_SKIP} takes 1 to {count} layers of this model, got {argument[:20]!r}")
     head = CausalHead(LAYER_SKIP, setup.model, setup.model.vocab_size, depth=depth)
-    context = Borrowed(head, setup.cache, setup.pool.device)
+    context = Borrowed(head, setup.cache, setup.pool)
     return ModelDrafter(Recurrent(head, context), setup.model.vocab_size, setup.growth)
 
 

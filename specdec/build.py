@@ -148,7 +148,16 @@ def build(
     tokenizer = open_tokenizer(checkpoint)
     model, cache_dtype = _load(checkpoint, options, device, progress)
     sized_later = device == "cuda" and options.kv_cache_tokens is None
-    pool = Pool(FEWEST_BLOCKS if sized_later else config.num_blocks, config.block_size, device, cache_dtype)
+    captured_blocks = 0
+    if device == "cuda" and not options.enforce_eager:
+        captured_blocks = config.max_num_seqs * -(-(config.max_model_len + MAX_DRAFTS + 1) // config.block_size)
+    pool = Pool(
+        FEWEST_BLOCKS if sized_later else config.num_blocks,
+        config.block_size,
+        device,
+        cache_dtype,
+        captured_blocks=captured_blocks,
+    )
     plain = TorchRunner(model, num_blocks=pool.num_blocks, block_size=pool.block_size, device=device, dtype=cache_dtype)
     pool.own(plain.cache)
     setup = Setup(
@@ -168,11 +177,10 @@ def build(
         config = _filled(config, options, plain, pool)
     ends = end_tokens(checkpoint, model.vocab_size)
     engine = Engine(plain, drafters, config, new_text=_new_text(tokenizer), end_tokens=ends)
-    if device == "cuda" and not options.enforce_eager:
+    if captured_blocks:
         from specdec.graphs import GraphRunner  # needs triton, which a CPU does without
 
-        blocks_a_text = -(-(config.max_model_len + MAX_DRAFTS + 1) // config.block_size)
-        runner = GraphRunner(plain, max_rows=config.max_rows, max_blocks=config.max_num_seqs * blocks_a_text)
+        runner = GraphRunner(plain, max_rows=config.max_rows, max_blocks=captured_blocks)
         runner.capture(engine.drafting.taps)
         engine.runner = runner
     if options.policy == "auto":

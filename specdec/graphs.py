@@ -225,7 +225,7 @@ class GraphRunner:
     taps that none was made for, the forward is the other runner's. Logits are valid until the next forward."""
 
     def __init__(self, runner: TorchRunner, *, max_rows: int, max_blocks: int) -> None:
-        self.vocab_size, self.cache, self.device = runner.vocab_size, runner.cache, runner.device
+        self.vocab_size, self.model, self.cache = runner.vocab_size, runner.model, runner.cache
         self._runner = runner
         self._max_rows, self._max_blocks = max_rows, max_blocks
         self._staging = Staging(runner.device)
@@ -235,7 +235,7 @@ class GraphRunner:
     @torch.inference_mode()
     def capture(self, taps: Sequence[int] = ()) -> None:
         """Capture the forwards with these taps at each number of rows; see `Steps.capture`."""
-        model, attention, self._taps = self._runner.model, self._runner.attention, tuple(taps)
+        model, attention, self._taps = self.model, self._runner.attention, tuple(taps)
 
         def launch(inputs: Inputs) -> tuple[Tensor, ...]:
             hidden_RD, tapped = model.forward(inputs["tokens"], inputs["positions"], attention, self._taps)

@@ -32,11 +32,15 @@ class InBlocks(Protocol):
 
 class Pool:
     """Which blocks there are, of a target and of drafters that share its block tables, and where what lies in them
-    lives. It can be made larger before it is used: how much fits is known once all is loaded."""
+    lives. It can be made larger before it is used: how much fits is known once all is loaded. Forwards over it are
+    captured as graphs for batches whose block tables hold up to `captured_blocks` blocks together; 0: none is."""
 
-    def __init__(self, num_blocks: int, block_size: int, device: str, dtype: torch.dtype) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, device: str, dtype: torch.dtype, *, captured_blocks: int = 0
+    ) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
         self.device, self.dtype = device, dtype
+        self.captured_blocks = captured_blocks
         self._owned: list[InBlocks] = []
 
     @property

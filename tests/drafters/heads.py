@@ -136,15 +136,16 @@ def engine_with(
     end_tokens: tuple[int, ...],
     growth: Growth | None = None,
     max_length: int | None = None,
+    captured_blocks: int = 0,
     beside: Callable[[ModelDrafter], Seq[Drafter]] = lambda drafter: [drafter],
 ) -> Engine:
     """An engine whose drafter grows from `head`: with a memory of its own, or in the target's cache ("layer_skip")."""
     runner = TorchRunner(target, num_blocks=config.num_blocks, block_size=config.block_size)
+    pool = Pool(config.num_blocks, config.block_size, "cpu", torch.float32, captured_blocks=captured_blocks)
     if isinstance(head, CausalHead) and head.name == "layer_skip":
-        voice: Voice = Recurrent(head, Borrowed(head, runner.cache, "cpu"))
+        voice: Voice = Recurrent(head, Borrowed(head, runner.cache, pool))
     else:
-        hidden_size = target.embed(torch.zeros(1, dtype=torch.int64)).shape[1]
-        voice = voice_of(head, Pool(config.num_blocks, config.block_size, "cpu", torch.float32), hidden_size)
+        voice = voice_of(head, pool, target.embed(torch.zeros(1, dtype=torch.int64)).shape[1])
     drafter = ModelDrafter(voice, target.vocab_size, growth, max_length)
 
     def new_text(stopping: Stopping) -> Detokenizer:
