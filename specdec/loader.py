@@ -20,6 +20,7 @@ from specdec import gguf
 from specdec.errors import ModelError
 from specdec.models import build
 from specdec.models.config import ModelConfig
+from specdec.models.weights import materialise
 from specdec.protocols import Model
 from specdec.pull import PACKAGED, pull
 
@@ -286,7 +287,7 @@ def fill(
     Raises `ModelError`, naming `where`, which lists what is missing, unexpected (unless `ignorable`) or of the wrong
     shape.
     """
-    _materialise(model, torch.device(device), dtype, where)
+    materialise(model, torch.device(device), dtype, where)
     places = _places(model)
     missing, unexpected = dict.fromkeys(places), []
     with torch.no_grad():
@@ -312,42 +313,6 @@ def fill(
             listed = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
             raise ModelError(f"{where}: {what} tensors: {listed}")
     model.eval()
-
-
-def random_model(
-    config: ModelConfig, *, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32, seed: int = 0
-) -> Model:
-    """A model with random weights, for measuring and checking machines: its logits spread over about three nats.
-    Raises `ModelError` where there is no memory for it."""
-    model = build(config)
-    _materialise(model, torch.device(device), dtype, Path(f"random {config.model_type}"))
-    generator = torch.Generator(device).manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        if parameter.ndim == 1 or "norm" in name:
-            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
-        else:
-            spread = 3.0 if "lm_head" in name or "embed_tokens" in name else 1.0
-            parameter.normal_(std=spread * parameter.shape[-1] ** -0.5, generator=generator)
-    return cast(Model, model.eval())
-
-
-def _materialise(model: nn.Module, device: torch.device, dtype: torch.dtype, where: Path) -> None:
-    """Give every parameter memory (uninitialised), once where it is shared. Buffers hold values already. Raises
-    `ModelError` where there is too little: a damaged config may ask for more than any machine has."""
-    made: dict[nn.Parameter, nn.Parameter] = {}
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            if parameter not in made:
-                wanted = parameter.dtype if hasattr(module, "offset") else dtype
-                try:
-                    empty = torch.empty(parameter.shape, dtype=wanted, device=device)
-                except RuntimeError as error:
-                    shape = list(parameter.shape)
-                    raise ModelError(f"{where}: no memory for {name} of the shape {shape} in its config") from error
-                made[parameter] = nn.Parameter(empty, requires_grad=False)
-            setattr(module, name, made[parameter])
-        for name, buffer in module.named_buffers(recurse=False):
-            setattr(module, name, buffer.to(device))
 
 
 def _places(model: nn.Module) -> dict[str, _Place]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,11 @@ ALL = [
     *("machine", "noise", "mask", "penalties", "biases", "draw", "logprobs", "drawing"),
     *("norm", "rotary", "activation", "attention", "kv", "engine", "steps"),
 ]
+# What the package needs besides torch, triton, numpy and safetensors.
+OTHERS = (
+    *("tokenizers", "jinja2", "llguidance", "jsonschema_rs", "fastapi", "uvicorn", "pydantic", "typer", "rich"),
+    *("prometheus_client", "huggingface_hub", "gguf", "xgrammar", "outlines_core"),
+)
 SCRIPT = Path(__file__).parent.parent.parent / "scripts" / "gpu_check"
 
 
@@ -65,3 +71,23 @@ def test_a_section_that_is_unknown_is_refused_by_name(tmp_path: Path) -> None:
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert result.returncode == 2
     assert f"sections ['masks'] are unknown; there are {', '.join(ALL)}" in result.stderr
+
+
+def test_all_that_the_script_imports_needs_no_other_package() -> None:
+    modules = sorted(set(re.findall(r"from (specdec[\w.]*) import", SCRIPT.read_text(encoding="utf-8"))))
+    assert "specdec.engine" in modules
+    program = f"""
+import sys
+
+class Only:
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top in {OTHERS!r}:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Only())
+for module in {modules!r}:
+    __import__(module)
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert result.returncode == 0, result.stderr
