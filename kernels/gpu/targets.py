@@ -11,7 +11,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -332,6 +335,11 @@ def table(reports: Sequence[Report]) -> str:
     return "\n".join(lines)
 
 
+def _report_of(place: int, target_name: str) -> Report:
+    """`report` of one of `compilations`, by its place: kernels do not cross from process to process."""
+    return report(next(islice(compilations(), place, None)), target_name)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table for the targets named (default: all) and return 1 where there are faults."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -339,9 +347,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = parser.parse_args(arguments).targets or list(TARGETS)
     if unknown := set(names) - set(TARGETS):
         parser.error(f"targets {sorted(unknown)} are unknown; there are {', '.join(TARGETS)}")
-    reports = [
-        report(compilation, name) for compilation in compilations() for name in names if name in compilation.targets
+    asked = [
+        (place, name)
+        for place, compilation in enumerate(compilations())
+        for name in names
+        if name in compilation.targets
     ]
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as processes:
+        reports = list(processes.map(_report_of, *zip(*asked, strict=True), chunksize=4))
     faults = [f"{found.name} on {found.target} {fault}" for found in reports for fault in found.faults]
     lines = [f"triton {triton.__version__}", table(reports), *faults]
     sys.stdout.write("\n".join([*lines, f"{len(reports)} compilations, {len(faults)} faults\n"]))
