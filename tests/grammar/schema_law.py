@@ -125,14 +125,14 @@ def _tried(
     refused_at: int | None = None
     first: str | None = None
     for tried in range(max_orders):
-        other = orders.next(refused_at)
-        if other is None:
+        written = orders.next(refused_at)
+        if written is None:
             return tried, first
-        other = vocabulary.spelling.respelled(other)
+        other = vocabulary.spelling.respelled(written)
         replay = replay_text(grammar, other, vocabulary, Times())
         if replay.place is None:
             return tried + 1, None
         first = first or replay.reason
-        if "\\u" not in other:  # the place in a text that is spelled otherwise
+        if other == written:  # else the place is in a text that is spelled otherwise
             refused_at = len(other.encode()[: replay.place + 1].decode(errors="ignore"))
     return max_orders, first
