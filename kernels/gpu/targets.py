@@ -21,7 +21,7 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 from triton.compiler.errors import CompilationError
 
-from specdec.kernels.gpu import logprobs, mask, noise, sample
+from specdec.kernels.gpu import guess, logprobs, mask, noise, sample
 from specdec.kernels.gpu.tuning import Tuning
 
 TARGETS: Mapping[str, GPUTarget] = {
@@ -99,6 +99,20 @@ def compilations() -> Iterator[Compilation]:
     ]
     for kernel, types, constant, size, warps in joins:
         yield Compilation(kernel, types, {constant: size}, warps, aligned=False)
+    yield from guesses()
+
+
+def guesses() -> Iterator[Compilation]:
+    """A drafter's guesses; 8 of each of as many chunks as 32,768 and 262,144 tokens have."""
+    types = ("*i64", "*fp32", "*fp32", "*fp32", "*fp32", "*i32", "*fp32", "*i64", "*i64", "i32", "i32", "i32")
+    for tuning in guess.TUNINGS:
+        yield Compilation(guess.chunk_guess_kernel, types, {"BLOCK": tuning.block}, tuning.warps)
+    first = guess.TUNINGS[0]
+    yield Compilation(guess.chunk_guess_kernel, types, {"BLOCK": first.block}, first.warps, aligned=False)
+    joined = ("*i32", "*fp32", "*i64", "*fp32", "*fp32", "*fp32", "i32", "i32")
+    for chunks in (16, 128):
+        sizes = {"SIZE": 8 * chunks, "CHUNKS": chunks}
+        yield Compilation(guess.guess_kernel, joined, sizes, guess.JOIN_WARPS, aligned=False)
 
 
 def report(compilation: Compilation, target_name: str) -> Report:
