@@ -13,9 +13,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
+from torch import Tensor
 
+from specdec.drafters.guessing import Guessing
 from specdec.drafters.survival import Draws, Guesses, Survival
 from specdec.errors import ConfigError
 from specdec.sequence import Sequence
@@ -69,7 +69,7 @@ class Growing:
         self._room = min(room, MAX_DRAFTS)
         self._depth = depth
         self._rows = min(rows, MAX_ROWS)
-        self._draws = draws
+        self.draws = draws
         self._grown: set[int] = set()
 
     def front(self, growth: Growth) -> list[int]:
@@ -87,13 +87,10 @@ class Growing:
         ]
         return front[: max(0, places)]
 
-    def grow(
-        self, node: int, logits_V: NDArray[np.float32], growth: Growth, targets_V: NDArray[np.int64] | None
-    ) -> None:
-        """Hang guesses behind a node, from the drafter's logits there."""
+    def grow(self, node: int, guesses: Guesses | None, growth: Growth) -> None:
+        """Hang guesses behind a node; there may be none."""
         self._grown.add(node)
         self.num_grown += 1
-        guesses = self._draws.guess(logits_V, self.paths[node], growth.branch, targets_V)
         self.guesses[node] = guesses
         if guesses is None:
             return
@@ -142,12 +139,13 @@ def _by_rank(ranks: tuple[tuple[float, ...], ...], depth: int) -> tuple[float, .
     return ranks[depth] if depth < len(ranks) else ()
 
 
-Expand = Callable[[Seq[tuple[Growing, int]]], NDArray[np.float32]]
+Expand = Callable[[Seq[tuple[Growing, int]]], Tensor]
 
 
-def grow(growing: Seq[Growing], expand: Expand, growth: Growth, targets_V: NDArray[np.int64] | None = None) -> None:
+def grow(growing: Seq[Growing], expand: Expand, growth: Growth, guessing: Guessing) -> None:
     """Grow all trees together, a level at a time: `expand` gives the logits `[L, V]` behind nodes of some of them, the
     nodes of a tree in the order in which they are grown. Roots come first."""
     while front := [(one, node) for one in growing for node in one.front(growth)]:
-        for (one, node), logits_V in zip(front, expand(front), strict=True):
-            one.grow(node, logits_V, growth, targets_V)
+        places = [(one.draws, one.paths[node]) for one, node in front]
+        for (one, node), guesses in zip(front, guessing.guesses(expand(front), places, growth.branch), strict=True):
+            one.grow(node, guesses, growth)

@@ -7,13 +7,14 @@ list of drafts: Rowan, Phan, Khisti, arXiv 2506.05632. Order follows docs/design
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specdec.errors import SpecdecError
-from specdec.kernels.guess_rows import TEMPERS, guess_row
+from specdec.kernels.guess import TEMPERS, guess_row
 from specdec.kernels.sample import GREEDY_BELOW, gumbel, noise_words
 from specdec.mask import bits
 from specdec.policy import where
@@ -69,7 +70,7 @@ class Draws:
     of their position."""
 
     def __init__(self, seq: Sequence, survival: Survival, vocab_size: int) -> None:
-        self._seq = seq
+        self.seq = seq
         self._survival = survival
         self._vocab_size = vocab_size
         self._noise: dict[int, NDArray[np.float64]] = {}
@@ -84,7 +85,7 @@ class Draws:
         since the target's may keep other tokens. `targets_V` are the target's ids of a drafter with a vocabulary of its
         own; other ids are never guessed. None where nothing can follow or the logits are not numbers.
         """
-        seq, sampling = self._seq, self._seq.request.sampling
+        seq, sampling = self.seq, self.seq.request.sampling
         if targets_V is not None:
             own_V, logits_V = logits_V, np.full(self._vocab_size, -np.inf, np.float32)
             logits_V[targets_V] = own_V
@@ -102,12 +103,17 @@ class Draws:
             min_p=sampling.min_p,
             count=count,
         )
+        return self.guesses(tokens.tolist(), chances_GN, path, words)
+
+    def guesses(
+        self, tokens: Seq[int], chances_GN: NDArray[np.float64], path: tuple[int, ...], words: NDArray[np.int32] | None
+    ) -> Guesses:
+        """`tokens` as guesses of what follows `path`, where the grammar's mask has these `words`. They survive by the
+        temper that has predicted best at such places."""
         kind = (where(words), min(MAX_DEPTH_BITS, (len(path) + 1).bit_length()))
-        return Guesses(
-            kind, tuple(tokens.tolist()), chances_GN, tuple(chances_GN[self._survival.temper(kind)].tolist())
-        )
+        return Guesses(kind, tuple(tokens), chances_GN, tuple(chances_GN[self._survival.temper(kind)].tolist()))
 
     def _noise_at(self, depth: int) -> NDArray[np.float64]:
         if depth not in self._noise:
-            self._noise[depth] = gumbel(noise_words(self._seq.seed, len(self._seq.tokens) + depth, self._vocab_size))
+            self._noise[depth] = gumbel(noise_words(self.seq.seed, len(self.seq.tokens) + depth, self._vocab_size))
         return self._noise[depth]

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec.kernels import guess_rows as definition
+from specdec.kernels import guess as definition
 from specdec.kernels.draws import NOT_NUMBERS, NOTHING_ALLOWED, Draws
 from specdec.kernels.gpu.noise import gumbel
 from specdec.kernels.gpu.order import from_ordered, ordered

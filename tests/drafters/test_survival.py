@@ -20,7 +20,7 @@ from specdec.drafters.model_drafter import ModelDrafter
 from specdec.drafters.recurrent import Recurrent
 from specdec.drafters.survival import Draws, Guesses, Survival
 from specdec.engine import Engine
-from specdec.kernels.guess_rows import TEMPERS
+from specdec.kernels.guess import TEMPERS
 from specdec.kernels.sample import best
 from specdec.protocols import Attend, LayerShape
 from specdec.request import Request, Sampling, Stopping

@@ -22,7 +22,8 @@ from specdec.kernels import sample_rows
 from specdec.kernels.draws import NOT_NUMBERS, NOTHING_ALLOWED, Draws
 from specdec.kernels.gpu import guess as gpu_guess
 from specdec.kernels.gpu import sample as gpu_sample
-from specdec.kernels.guess_rows import OUTSIDE, TEMPERS, guess_rows
+from specdec.kernels.guess import OUTSIDE, TEMPERS
+from specdec.kernels.guess_rows import guess_rows
 from specdec.kernels.rounding import certain_edges, swaps
 from specdec.kernels.sample import perturbed
 from tests.kernels.cover import pairwise
