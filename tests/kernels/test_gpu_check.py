@@ -29,7 +29,8 @@ def rehearse(folder: Path, *arguments: str) -> tuple[subprocess.CompletedProcess
     [
         ["machine", "mask"],
         pytest.param(
-            ["machine", "noise", "mask", "penalties", "biases", "draw", "logprobs", "drawing"], marks=pytest.mark.slow
+            ["machine", "noise", "mask", "penalties", "biases", "draw", "guesses", "logprobs", "drawing"],
+            marks=pytest.mark.slow,
         ),
     ],
 )
