@@ -56,14 +56,17 @@ class MedusaVoice:
 
     def expand(self, front: Seq[tuple[Growing, int]]) -> Tensor:
         """See `Voice`."""
-        keys = [(one.seq, len(one.paths[node])) for one, node in front]
-        for depth in sorted({depth for _, depth in keys}):
-            seqs = [seq for seq, other in dict.fromkeys(keys) if other == depth and (seq, depth) not in self._said]
+        return self.ahead([(one.seq, len(one.paths[node])) for one, node in front])
+
+    def ahead(self, places: Seq[tuple[Sequence, int]]) -> Tensor:
+        """See `Voice`."""
+        for depth in sorted({depth for _, depth in places}):
+            seqs = [seq for seq, other in dict.fromkeys(places) if other == depth and (seq, depth) not in self._said]
             if seqs:
                 features_LD = torch.stack([self._last[seq][1] for seq in seqs])
                 for seq, logits_V in zip(seqs, self._heads.logits(features_LD, depth), strict=True):
                     self._said[seq, depth] = logits_V
-        return torch.stack([self._said[key] for key in keys])
+        return torch.stack([self._said[place] for place in places])
 
     def end(self) -> None:
         """See `Voice`."""
@@ -130,7 +133,11 @@ class MaskedVoice:
 
     def expand(self, front: Seq[tuple[Growing, int]]) -> Tensor:
         """See `Voice`."""
-        return torch.stack([self._said[one.seq][len(one.paths[node])] for one, node in front])
+        return self.ahead([(one.seq, len(one.paths[node])) for one, node in front])
+
+    def ahead(self, places: Seq[tuple[Sequence, int]]) -> Tensor:
+        """See `Voice`."""
+        return torch.stack([self._said[seq][depth] for seq, depth in places])
 
     def end(self) -> None:
         """See `Voice`."""

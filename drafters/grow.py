@@ -66,6 +66,7 @@ class Growing:
         self.children: list[dict[int, int]] = [{}]
         self.guesses: list[Guesses | None] = [None]
         self.num_grown = 0
+        self.by_depth: list[Guesses | None] = []  # what is guessed behind every node of a depth, where that is one
         self._room = min(room, MAX_DRAFTS)
         self._depth = depth
         self._rows = min(rows, MAX_ROWS)
@@ -86,6 +87,11 @@ class Growing:
             and self.tokens[node] not in self.seq.ending
         ]
         return front[: max(0, places)]
+
+    @property
+    def num_levels(self) -> int:
+        """How many levels can be grown."""
+        return min(self._depth, self._rows)
 
     def grow(self, node: int, guesses: Guesses | None, growth: Growth) -> None:
         """Hang guesses behind a node; there may be none."""
@@ -140,12 +146,33 @@ def _by_rank(ranks: tuple[tuple[float, ...], ...], depth: int) -> tuple[float, .
 
 
 Expand = Callable[[Seq[tuple[Growing, int]]], Tensor]
+Ahead = Callable[[Seq[tuple[Sequence, int]]], Tensor]
+
+
+def look_ahead(growing: Seq[Growing], ahead: Ahead, growth: Growth, guessing: Guessing) -> None:
+    """Guess all levels of trees at once, where the logits `[L, V]` that `ahead` gives for depths of texts are those of
+    every node there, and nothing else of a path matters to its guesses either."""
+    rows = [(one, depth) for one in growing if one.draws.ignores_path for depth in range(one.num_levels)]
+    if not rows:
+        return
+    logits_LV = ahead([(one.seq, depth) for one, depth in rows])
+    places = [(one.draws, (0,) * depth) for one, depth in rows]  # any tokens will do
+    for (one, _), guesses in zip(rows, guessing.guesses(logits_LV, places, growth.branch), strict=True):
+        one.by_depth.append(guesses)
 
 
 def grow(growing: Seq[Growing], expand: Expand, growth: Growth, guessing: Guessing) -> None:
     """Grow all trees together, a level at a time: `expand` gives the logits `[L, V]` behind nodes of some of them, the
-    nodes of a tree in the order in which they are grown. Roots come first."""
+    nodes of a tree in the order in which they are grown. Roots come first. It is not asked for trees whose guesses are
+    known by depth."""
     while front := [(one, node) for one in growing for node in one.front(growth)]:
-        places = [(one.draws, one.paths[node]) for one, node in front]
-        for (one, node), guesses in zip(front, guessing.guesses(expand(front), places, growth.branch), strict=True):
+        asked = [(one, node) for one, node in front if not one.by_depth]
+        found: list[Guesses | None] = []
+        if asked:
+            places = [(one.draws, one.paths[node]) for one, node in asked]
+            found = guessing.guesses(expand(asked), places, growth.branch)
+        for (one, node), guesses in zip(asked, found, strict=True):
             one.grow(node, guesses, growth)
+        for one, node in front:
+            if one.by_depth:
+                one.grow(node, one.by_depth[len(one.paths[node])], growth)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from specdec.drafters.grow import Growing, Growth, grow
+from specdec.drafters.grow import Ahead, Growing, Growth, grow, look_ahead
 from specdec.drafters.guessing import Guessing
 from specdec.drafters.memory import News
 from specdec.drafters.survival import Draws, Survival
@@ -45,6 +45,12 @@ class Voice(Protocol):
     @property
     def levels(self) -> int | None:
         """How many tokens ahead it can guess; None: any number."""
+        ...
+
+    @property
+    def ahead(self) -> Ahead | None:
+        """fp32 logits `[L, V]` at depths of texts, for one to whom the guesses before do not matter; None for others.
+        It may be asked for a depth below `levels`, and below the slots that were granted."""
         ...
 
     def features(self, taps: Seq[Tensor]) -> Tensor:
@@ -137,8 +143,11 @@ class ModelDrafter:
             for (grant, depth), able in zip(ready, can, strict=True)
             if able
         }
+        growing = list(self._grown.values())
         try:
-            grow(list(self._grown.values()), self._voice.expand, self._growth, self._guessing)
+            if self._voice.ahead is not None:
+                look_ahead(growing, self._voice.ahead, self._growth, self._guessing)
+            grow(growing, self._voice.expand, self._growth, self._guessing)
         finally:
             self._voice.end()
         return [self._tree(grant) for grant in grants]

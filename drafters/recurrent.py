@@ -59,6 +59,7 @@ class Recurrent:
     """Satisfies `Voice`."""
 
     levels = None
+    ahead = None
 
     def __init__(self, head: Head, context: Context) -> None:
         self.name, self.taps, self.targets = head.name, head.taps, head.targets

@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec.errors import SpecdecError
+from specdec.free import FREE_TEXT
 from specdec.kernels.guess import TEMPERS, guess_row
 from specdec.kernels.sample import GREEDY_BELOW, gumbel, noise_words
 from specdec.mask import bits
 from specdec.policy import where
-from specdec.sampling import scores
+from specdec.sampling import is_penalized, scores
 from specdec.sequence import Sequence
 
 PLAIN = 3  # the place of 1.0 in TEMPERS
@@ -74,6 +75,12 @@ class Draws:
         self._survival = survival
         self._vocab_size = vocab_size
         self._noise: dict[int, NDArray[np.float64]] = {}
+
+    @property
+    def ignores_path(self) -> bool:
+        """Whether equal logits mean equal guesses behind all paths of one length: nothing is penalized, and no grammar
+        has a say."""
+        return self.seq.constraint is FREE_TEXT and not is_penalized(self.seq.request.sampling)
 
     def guess(
         self, logits_V: NDArray[np.float32], path: tuple[int, ...], count: int, targets_V: NDArray[np.int64] | None

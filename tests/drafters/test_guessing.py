@@ -202,29 +202,34 @@ ENGINES: dict[str, Callable[[], tuple[Engine, list[Request]]]] = {
 
 
 @contextmanager
+def interpreted_guesses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Inside, guesses are made by the kernels, and nothing else is."""
+    guesses = Guessing.guesses
+
+    def at_once(self: Guessing, *told: Any) -> list[Guesses | None]:
+        with interpreted():
+            return guesses(self, *told)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Guessing, "guesses", at_once)
+        yield
+
+
+@contextmanager
 def guessing_at_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[DraftTree, DraftTree]]]:
     """Every draft is made twice: on the CPU, then by the kernels, which is what the engine takes. Both trees."""
     (drafter,) = engine.drafting.drafters
     assert isinstance(drafter, ModelDrafter)
-    guesses, draft = Guessing.guesses, drafter.draft
-    kernels = False
-    trees: list[tuple[DraftTree, DraftTree]] = []
-
-    def watching(self: Guessing, *told: Any) -> list[Guesses | None]:
-        with interpreted() if kernels else nullcontext():
-            return guesses(self, *told)
+    draft, trees = drafter.draft, list[tuple[DraftTree, DraftTree]]()
 
     def twice(grants: Any) -> list[DraftTree]:
-        nonlocal kernels
         expected = draft(grants)
-        kernels = True
-        found = draft(grants)
-        kernels = False
+        with interpreted_guesses(monkeypatch):
+            found = draft(grants)
         trees.extend(zip(found, expected, strict=True))
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(Guessing, "guesses", watching)
         patch.setattr(drafter, "draft", twice)
         yield trees
 
@@ -258,3 +263,55 @@ def test_trees_are_those_of_the_cpu_and_texts_the_targets(name: str, monkeypatch
     print(f"{others} of {len(trees)} trees differ")
     assert len(trees) > 3
     assert others <= 1
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.parametrize("name", ["medusa", "p-eagle", "eagle"])
+def test_what_no_path_changes_is_guessed_for_all_levels_at_once(
+    name: str, kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And gives the trees that growing level by level gives. Who goes on from its own guesses waits once a level."""
+    engine, asked = ENGINES[name]()
+    (drafter,) = engine.drafting.drafters
+    draft, fetch, waits = drafter.draft, Staging.fetch, 0
+    seen: list[tuple[int, DraftTree, DraftTree]] = []
+
+    def counted(self: Staging, answer: Tensor) -> Any:
+        nonlocal waits
+        waits += 1
+        return fetch(self, answer)
+
+    def twice(grants: Any) -> list[DraftTree]:
+        nonlocal waits
+        with monkeypatch.context() as patch:
+            patch.setattr(Draws, "ignores_path", False)
+            expected = draft(grants)
+        waits = 0
+        with interpreted_guesses(monkeypatch) if kernels else nullcontext():
+            found = draft(grants)
+        seen.extend((waits, one, other) for one, other in zip(found, expected, strict=True))
+        return found
+
+    monkeypatch.setattr(Staging, "fetch", counted)
+    monkeypatch.setattr(drafter, "draft", twice)
+    free = Sampling(temperature=0.8, logit_bias={7: 1.0}, seed=5)
+    run(engine, [replace(asked[2], sampling=free, stopping=Stopping(max_tokens=5), n=1)])
+    assert engine.metrics.drafter_errors == 0
+    for waited, found, expected in seen:
+        assert (found.tokens, found.parents) == (expected.tokens, expected.parents)
+        assert found.scores == pytest.approx(expected.scores, abs=1e-5)
+        depth = max(found.depths())
+        levels = range(depth, 4) if name == "eagle" else [min(1, depth)]
+        assert waited in (levels if kernels else [0])
+    assert max(found.num_drafts for _, found, _ in seen) > 3
+
+
+def test_penalties_and_grammars_look_at_the_path() -> None:
+    for change, ignores in (
+        ({}, True),
+        ({"temperature": 0.0, "bias": {3: 4.0}, "stopping": Stopping(min_tokens=4)}, True),
+        ({"penalties": {"presence_penalty": 0.1}}, False),
+        ({"grammar": "wide"}, False),
+    ):
+        ((draws, _),) = level([FREE | change], Survival(), 0)
+        assert draws.ignores_path is ignores
