@@ -11,7 +11,7 @@ demo: $(STAMP)
 	$(VENV)/bin/specdec demo
 
 test: $(STAMP)
-	scripts/test
+	scripts/test -n logical --maxprocesses 4
 
 check: $(STAMP)
 	scripts/check

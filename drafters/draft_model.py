@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from specdec.attention import PagedAttention
 from specdec.batch import Batch, Rows
+from specdec.drafters.forwards import Forwards
 from specdec.drafters.memory import News
 from specdec.protocols import Attend, LayerShape, Model
 
 if TYPE_CHECKING:
-    from specdec.kv import KVCache
+    from specdec.kv import KVCache, Pool
     from specdec.sequence import Sequence
 
 
@@ -64,11 +64,9 @@ class Borrowed:
 
     num_kept = 0
 
-    def __init__(self, head: CausalHead, cache: KVCache, device: str) -> None:
-        self._head = head
-        self._block_size = cache.block_size
-        self._device = device
-        self._attention = PagedAttention(cache, device)
+    def __init__(self, head: CausalHead, cache: KVCache, pool: Pool) -> None:
+        self._block_size = pool.block_size
+        self._forwards = Forwards(head.forward, cache, pool)
 
     def observe(self, news: Seq[News]) -> None:
         """The target's cache is always up to date."""
@@ -82,11 +80,7 @@ class Borrowed:
 
     def run(self, parts: Seq[Rows], features_RD: Tensor | None) -> Tensor:
         """See `recurrent.Context.run`."""
-        batch = Batch.of(parts, self._block_size)
-        self._attention.plan(batch)
-        return self._head.forward(
-            batch.tokens_R.to(self._device), None, batch.positions_R.to(self._device), self._attention
-        )
+        return self._forwards.run(Batch.of(parts, self._block_size), features_RD)
 
     def forget(self, seq: Sequence) -> None:
         """Nothing is kept."""

@@ -7,34 +7,20 @@ depends on the next, and a prefix hit of the target's is one of the drafter's. R
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from specdec.attention import PagedAttention
 from specdec.batch import Batch, Rows
-from specdec.kv import KVCache
-from specdec.protocols import Attend, LayerShape
+from specdec.drafters.forwards import Forwards, Model
+from specdec.kv import KVCache, Pool
+from specdec.protocols import LayerShape
 from specdec.sequence import Sequence
 
 CHUNK = 512  # rows of one forward that catches up
 MAX_WAITING = 64  # features that wait for a drafter that is not asked
-
-# (tokens [R], features [R, D] or None, positions [R], attend) -> hidden states [R, D]
-Model = Callable[[Tensor, Tensor | None, Tensor, Attend], Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """The block tables that a drafter shares with its target, and where its tensors live."""
-
-    num_blocks: int
-    block_size: int
-    device: str
-    dtype: torch.dtype
 
 
 @dataclass(slots=True)
@@ -71,12 +57,13 @@ class Memory:
     and the token behind it."""
 
     def __init__(self, model: Model, layers: Seq[LayerShape], width: int, pool: Pool) -> None:
-        self._model = model
         self._pool = pool
         self._first = int(width > 0)
         self._cache = KVCache(layers, pool.num_blocks, pool.block_size, device=pool.device, dtype=pool.dtype)
-        self._attention = PagedAttention(self._cache, pool.device, self._first)
+        self._forwards = Forwards(model, self._cache, pool, width=width, first=self._first)
         self._features_BD = torch.zeros(pool.num_blocks, width, device=pool.device, dtype=pool.dtype)
+        pool.own(self._cache)
+        pool.own(self)
         self._names: dict[int, bytes] = {}  # of blocks whose rows and feature are whole, what they hold
         self._kept: dict[Sequence, Kept] = {}
 
@@ -84,6 +71,17 @@ class Memory:
     def num_kept(self) -> int:
         """Sequences for which something is kept."""
         return len(self._kept)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the features."""
+        return self._features_BD.nbytes
+
+    def resize(self, num_blocks: int) -> None:
+        """See `InBlocks.resize`."""
+        width = self._features_BD.shape[1]
+        self._features_BD = torch.empty(0)
+        self._features_BD = torch.zeros(num_blocks, width, device=self._pool.device, dtype=self._pool.dtype)
 
     def forget(self, seq: Sequence) -> None:
         """Release what is kept for a sequence."""
@@ -137,10 +135,7 @@ class Memory:
         for rows in parts:
             for block in range(rows.slots[0] // self._pool.block_size, rows.slots[-1] // self._pool.block_size + 1):
                 self._names.pop(rows.blocks[block], None)
-        batch = Batch.of(parts, self._pool.block_size)
-        self._attention.plan(batch)
-        device = self._pool.device
-        return self._model(batch.tokens_R.to(device), features_RD, batch.positions_R.to(device), self._attention)
+        return self._forwards.run(Batch.of(parts, self._pool.block_size), features_RD)
 
     def _begin(self, seq: Sequence, start: int) -> Kept:
         """What is known of a text when it is first seen: the blocks of a prefix hit, where they are still whole."""

@@ -16,7 +16,7 @@ from specdec.drafters.heads import Head, Target
 from specdec.drafters.heads.checkpoint import DRAFT_MODEL, family_of, open_head
 from specdec.drafters.heads.medusa import Medusa
 from specdec.drafters.heads.peagle import PEagle
-from specdec.drafters.memory import Memory, Pool
+from specdec.drafters.memory import Memory
 from specdec.drafters.model_drafter import ModelDrafter, Voice
 from specdec.drafters.recurrent import Recurrent
 from specdec.errors import ConfigError
@@ -24,7 +24,7 @@ from specdec.loader import Checkpoint, find_folder, open_checkpoint
 
 if TYPE_CHECKING:
     from specdec.drafters.grow import Growth
-    from specdec.kv import KVCache
+    from specdec.kv import KVCache, Pool
     from specdec.protocols import Model
     from specdec.tokenizer import Tokenizer
 
@@ -87,7 +87,7 @@ def layer_skip(setup: Setup, argument: str) -> ModelDrafter:
     if not 1 <= depth <= count:
         raise ConfigError(f"drafter {LAYER_SKIP} takes 1 to {count} layers of this model, got {argument[:20]!r}")
     head = CausalHead(LAYER_SKIP, setup.model, setup.model.vocab_size, depth=depth)
-    context = Borrowed(head, setup.cache, setup.pool.device)
+    context = Borrowed(head, setup.cache, setup.pool)
     return ModelDrafter(Recurrent(head, context), setup.model.vocab_size, setup.growth)
 
 

@@ -24,9 +24,9 @@ from specdec.errors import ConfigError
 from specdec.evals.prompts import EvalPrompt
 from specdec.evals.runs import watch
 from specdec.kernels.sample import GREEDY_BELOW, gumbel, noise_words
+from specdec.kv import Pool
 from specdec.llm import LLM
 from specdec.request import Sampling, Stopping
-from specdec.runner import TorchRunner
 
 GUESSES = (1, 2, 4)
 
@@ -48,11 +48,10 @@ def measure(
     """
     if temperature < GREEDY_BELOW:
         raise ConfigError(
-            f"coupling is measured where tokens are drawn: temperature must be {GREEDY_BELOW} or more, "
+            f"coupling is measured where tokens are drawn: temperature must be {GREEDY_BELOW:g} or more, "
             f"got {temperature}"
         )
-    runner = llm.loaded.engine.runner
-    assert isinstance(runner, TorchRunner)
+    runner: Any = llm.loaded.engine.runner  # of a model in torch
     if not 1 <= depth <= len(runner.model.layers):
         raise ConfigError(f"layers must be between 1 and the model's {len(runner.model.layers)}, got {depth}")
     rows: list[dict[str, float]] = []
@@ -116,15 +115,17 @@ def _position(
 def _logits(llm: LLM, tokens: list[int], depth: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """fp64 logits `[P, V]` of a text, of the target and of its first layers, in blocks of an idle engine."""
     engine = llm.loaded.engine
-    runner, pool = engine.runner, engine.scheduler.pool
-    assert isinstance(runner, TorchRunner)
+    runner: Any = engine.runner
+    pool, cache = engine.scheduler.pool, runner.cache
     blocks = pool.take(-(-len(tokens) // engine.config.block_size))
     assert blocks is not None, "the engine is not idle"
     try:
         rows = replace(Rows.known(blocks, tokens, 0), num_logits=len(tokens))
         target_PV = runner.forward(Batch.of([rows], engine.config.block_size)).logits_LV
         head = CausalHead("layer_skip", runner.model, runner.vocab_size, depth=depth)
-        hidden_PD = Borrowed(head, runner.cache, runner.device).run([rows], None)
+        keys = cache.keys[0]
+        alike = Pool(0, cache.block_size, str(keys.device), keys.dtype)
+        hidden_PD = Borrowed(head, cache, alike).run([rows], None)
         draft_PV = head.logits(hidden_PD)
     finally:
         pool.release(blocks)

@@ -8,6 +8,8 @@ from typing import Any
 
 from specdec.evals.cases import write, write_string
 
+NAMING = ("properties", "required", "dependencies", "dependentRequired", "dependentSchemas")
+
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
@@ -68,24 +70,29 @@ class Orders:
 
 
 def ranks(schema: Any) -> dict[str, int]:
-    """The keys that a schema names in `properties` and `required`, and in what `const` and `enum` hold, in the order of
-    the schema."""
+    """The keys that a schema names: in `properties`, `required` and dependencies, and in what `const` and `enum` hold,
+    in the order of the schema."""
     found: dict[str, int] = {}
     pending = [schema]
     while pending:
         value = pending.pop()
         if isinstance(value, dict):
-            for keyword in ("properties", "required"):
-                names = value.get(keyword)
-                for name in names if isinstance(names, dict | list) else ():
-                    if isinstance(name, str):
-                        found.setdefault(name, len(found))
+            for keyword in NAMING:
+                for name in _names(value.get(keyword)):
+                    found.setdefault(name, len(found))
             for name in _keys([value.get("const"), value.get("enum")]):
                 found.setdefault(name, len(found))
             pending.extend(reversed(list(value.values())))
         elif isinstance(value, list):
             pending.extend(reversed(value))
     return found
+
+
+def _names(value: Any) -> list[str]:
+    """The strings of a list; or the keys of an object, and behind them those in lists that it holds."""
+    if isinstance(value, dict):
+        return [*value, *(name for held in value.values() if isinstance(held, list) for name in _names(held))]
+    return [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
 
 
 def _keys(value: Any) -> list[str]:

@@ -1,6 +1,6 @@
 """The flat rows of one forward: what every known token and every guess needs to find its place. A value.
 
-R rows, L logits rows, S sequences, B blocks of the widest table. Rows of one sequence are consecutive.
+R rows, L logits rows, S sequences. Rows of one sequence are consecutive.
 """
 
 from __future__ import annotations
@@ -39,9 +39,8 @@ class Rows:
 class Batch:
     """`prefix_R` and `ancestors_R` say what a row sees (docs/design.md, 2); positions go by depth, slots by node.
 
-    `blocks_SB` are the block tables, padded with the scrap block. `tables_S` are the same as plain integers, as are
-    `rows_S`, each sequence's (first row, past the last row), and `lengths_S`, how many slots its rows may see: planning
-    needs no transfer from a device.
+    Of each sequence `tables_S` is the block table, `rows_S` (first row, past the last row), and `lengths_S` how many
+    slots its rows may see: as integers, so that planning needs no transfer from a device.
     """
 
     tokens_R: Tensor
@@ -49,7 +48,6 @@ class Batch:
     slots_R: Tensor
     prefix_R: Tensor
     ancestors_R: Tensor
-    blocks_SB: Tensor
     logit_rows_L: Tensor
     rows_S: tuple[tuple[int, int], ...]
     lengths_S: tuple[int, ...]
@@ -95,8 +93,6 @@ class Batch:
             logit_rows += range(len(tokens) - part.num_logits, len(tokens))
             lengths.append(end)
             tables.append(tuple(table))
-        width = max(len(table) for table in tables)
-        padded = [table + (SCRAP,) * (width - len(table)) for table in tables]
         tokens_R, positions_R, slots_R, prefix_R, ancestors_R = torch.tensor(
             [tokens, positions, slots, prefix, ancestors]
         ).unbind(0)
@@ -106,11 +102,31 @@ class Batch:
             slots_R,
             prefix_R,
             ancestors_R,
-            blocks_SB=torch.tensor(padded),
             logit_rows_L=torch.tensor(logit_rows, dtype=torch.int64),
             rows_S=tuple(rows),
             lengths_S=tuple(lengths),
             tables_S=tuple(tables),
+        )
+
+    def padded(self, num_rows: int) -> Batch:
+        """The same with rows of nobody behind its own, `num_rows` in all, for forwards that are made for so many: each
+        is a sequence of its own, holds token 0 in the scrap block's first slot, sees only itself, and asks for logits
+        where all others do. Itself where it has so many already."""
+        added = num_rows - self.num_rows
+        if added <= 0:
+            return self
+        nobody, rows = torch.zeros(added, dtype=torch.int64), torch.arange(self.num_rows, num_rows)
+        asking = rows if self.num_logits == self.num_rows else rows[:0]
+        return Batch(
+            tokens_R=torch.cat((self.tokens_R, nobody)),
+            positions_R=torch.cat((self.positions_R, nobody)),
+            slots_R=torch.cat((self.slots_R, nobody + SCRAP)),
+            prefix_R=torch.cat((self.prefix_R, nobody)),
+            ancestors_R=torch.cat((self.ancestors_R, nobody + 1)),
+            logit_rows_L=torch.cat((self.logit_rows_L, asking)),
+            rows_S=(*self.rows_S, *((row, row + 1) for row in range(self.num_rows, num_rows))),
+            lengths_S=(*self.lengths_S, *[1] * added),
+            tables_S=(*self.tables_S, *[(SCRAP,)] * added),
         )
 
 
@@ -128,3 +144,6 @@ def _rows(span: Span) -> Rows:
         [*known.ancestors, *tree.ancestors()[1:]],
         len(tree),
     )
+
+
+NOBODY = Batch.of([Rows((SCRAP,), [0], [0], [0], [0], [1], 1)], 1)  # one row in the scrap block

@@ -5,24 +5,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from specdec import __version__
+from specdec.batch import NOBODY
 from specdec.chat import ChatTemplate
 from specdec.config import EngineConfig
 from specdec.costs import cost_table, drafter_costs
 from specdec.cpu import cpu_name
 from specdec.drafters.grow import Growth, read_ranks
-from specdec.drafters.memory import Pool
 from specdec.drafters.open import Setup, family
 from specdec.engine import Engine
 from specdec.errors import ConfigError, InvalidRequest, ModelError
 from specdec.grammar.compile import Compiler, check_backend
+from specdec.kv import Pool
 from specdec.loader import Checkpoint, load, open_checkpoint
 from specdec.policy import Policy
 from specdec.protocols import Drafter, Model
@@ -30,6 +32,7 @@ from specdec.pull import cache_folder
 from specdec.quant import has_bf16, has_onednn, pack_bf16, pack_fp32, quantize_int8
 from specdec.request import PREDICTION, Sampling, Stopping
 from specdec.runner import TorchRunner
+from specdec.sizing import fitting, measured_room
 from specdec.text import Detokenizer
 from specdec.tokenizer import Tokenizer
 from specdec.tree import MAX_DRAFTS
@@ -38,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_DRAFTER = "forced,suffix"
+DEFAULT_UTILIZATION = 0.9
+FEWEST_BLOCKS = 2  # until it is known how many fit
 
 HEADS = ("eagle", "eagle3", "peagle", "mtp", "medusa")
 OWN_FILES = ("draft_model", *HEADS)  # drafters that have files
@@ -60,12 +65,13 @@ class Options:
     """How to run a model. `None` lets the machine or the model decide.
 
     `device` is "cpu" or "cuda"; `dtype` "float32" or "bfloat16"; `quantize` "int8" (CPU only) or None;
-    `kv_cache_tokens` is the size of the KV pool in tokens; `drafter` is a comma-separated list of drafters, of which
-    `draft_model` names the files of one that is a model or a head (`draft_overrides` are its knobs,
-    docs/drafter-models.md), whose trees have up to `draft_depth` levels, shaped by
-    the file `draft_ranks` of `specdec eval rank-accuracy` where there is one; `policy` is
-    "auto" (verify guesses that are worth their rows, by costs measured once) or "fixed" (verify up to `max_drafts`);
-    `grammar_backend` is "auto", "llguidance", "xgrammar" or "outlines" (see `Compiler`).
+    `kv_cache_tokens` is the size of the KV pool in tokens; on a GPU, where it is left out, what fits in
+    `gpu_memory_utilization` (0.9) of its memory; `enforce_eager` captures no CUDA graphs; `drafter` is a
+    comma-separated list of drafters, of which `draft_model` names the files of one that is a model or a head
+    (`draft_overrides` are its knobs, docs/drafter-models.md), whose trees have up to `draft_depth` levels, shaped
+    by the file `draft_ranks` of `specdec eval rank-accuracy` where there is one; `policy` is "auto" (verify guesses
+    that are worth their rows, by costs measured once) or "fixed" (verify up to `max_drafts`); `grammar_backend` is
+    "auto", "llguidance", "xgrammar" or "outlines" (see `Compiler`).
     """
 
     device: str | None = None
@@ -73,6 +79,8 @@ class Options:
     quantize: str | None = None
     max_model_len: int | None = None
     kv_cache_tokens: int | None = None
+    gpu_memory_utilization: float | None = None
+    enforce_eager: bool = False
     block_size: int = 16
     max_num_seqs: int = 64
     max_rows: int = 512
@@ -129,29 +137,34 @@ def build(
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device not in ("cpu", "cuda"):
         raise ConfigError(f"device must be cpu or cuda, got {device!r}")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device is cuda, but torch finds no CUDA device here")
+    _check_gpu(options, device)
     if options.threads is not None:
         if options.threads < 1:
             raise ConfigError(f"threads must be at least 1, got {options.threads}")
         torch.set_num_threads(options.threads)
     checkpoint = open_checkpoint(source)
-    config = engine_config(checkpoint, options)
+    config = engine_config(checkpoint, options, least=device == "cuda")
     sampling = default_sampling(checkpoint) if options.use_generation_config else Sampling()
     tokenizer = open_tokenizer(checkpoint)
     model, cache_dtype = _load(checkpoint, options, device, progress)
-    runner = TorchRunner(
-        model,
-        num_blocks=config.num_blocks,
-        block_size=config.block_size,
-        device=device,
-        dtype=cache_dtype,
+    sized_later = device == "cuda" and options.kv_cache_tokens is None
+    captured_blocks = 0
+    if device == "cuda" and not options.enforce_eager:
+        captured_blocks = config.max_num_seqs * -(-(config.max_model_len + MAX_DRAFTS + 1) // config.block_size)
+    pool = Pool(
+        FEWEST_BLOCKS if sized_later else config.num_blocks,
+        config.block_size,
+        device,
+        cache_dtype,
+        captured_blocks=captured_blocks,
     )
+    plain = TorchRunner(model, num_blocks=pool.num_blocks, block_size=pool.block_size, device=device, dtype=cache_dtype)
+    pool.own(plain.cache)
     setup = Setup(
         checkpoint,
         model,
-        runner.cache,
-        Pool(config.num_blocks, config.block_size, device, cache_dtype),
+        plain.cache,
+        pool,
         tokenizer,
         Growth(options.draft_depth, ranks=None if options.draft_ranks is None else read_ranks(options.draft_ranks)),
         lambda draft: _load(draft, options, device, None)[0],
@@ -160,8 +173,16 @@ def build(
         options.draft_overrides,
     )
     drafters = make_drafters(names, setup)
-    ends = end_tokens(checkpoint, runner.vocab_size)
-    engine = Engine(runner, drafters, config, new_text=_new_text(tokenizer), end_tokens=ends)
+    if sized_later:
+        config = _filled(config, options, plain, pool)
+    ends = end_tokens(checkpoint, model.vocab_size)
+    engine = Engine(plain, drafters, config, new_text=_new_text(tokenizer), end_tokens=ends)
+    if captured_blocks:
+        from specdec.graphs import GraphRunner  # needs triton, which a CPU does without
+
+        runner = GraphRunner(plain, max_rows=config.max_rows, max_blocks=captured_blocks)
+        runner.capture(engine.drafting.taps)
+        engine.runner = runner
     if options.policy == "auto":
         facts, folder = _facts(checkpoint, options, device), cache_folder() / "costs"
         costs = cost_table(engine, facts, folder)
@@ -181,7 +202,7 @@ def build(
         checkpoint.name,
         engine,
         tokenizer,
-        Compiler(tokenizer.json, runner.vocab_size, ends, tokenizer.special_ids, backend=options.grammar_backend),
+        Compiler(tokenizer.json, model.vocab_size, ends, tokenizer.special_ids, backend=options.grammar_backend),
         _template(checkpoint, tokenizer, options),
         sampling,
     )
@@ -232,15 +253,18 @@ def make_drafters(names: Sequence[str], setup: Setup) -> list[Drafter]:
     return drafters
 
 
-def engine_config(checkpoint: Checkpoint, options: Options) -> EngineConfig:
-    """Sizes of the engine, from the options and the model's context."""
+def engine_config(checkpoint: Checkpoint, options: Options, *, least: bool = False) -> EngineConfig:
+    """Sizes of the engine, from the options and the model's context; the pool, unless its size is asked for, of two
+    contexts, or the `least` that will do."""
     limit = checkpoint.config.max_position_embeddings
     length = limit if options.max_model_len is None else options.max_model_len
     if length > limit:
         raise ConfigError(f"max_model_len must be at most the model's {limit}, got {length}")
     return EngineConfig(
         max_model_len=length,
-        num_slots=2 * length + MAX_DRAFTS + 2 if options.kv_cache_tokens is None else options.kv_cache_tokens,
+        num_slots=(1 if least else 2) * length + MAX_DRAFTS + 2
+        if options.kv_cache_tokens is None
+        else options.kv_cache_tokens,
         block_size=options.block_size,
         max_num_seqs=options.max_num_seqs,
         max_rows=options.max_rows,
@@ -248,6 +272,40 @@ def engine_config(checkpoint: Checkpoint, options: Options) -> EngineConfig:
         max_waiting=options.max_waiting,
         prefix_caching=options.prefix_caching,
     )
+
+
+def _check_gpu(options: Options, device: str) -> None:
+    """Raises `ConfigError` where there is no GPU to use, and for options of GPUs beside a CPU."""
+    utilization = options.gpu_memory_utilization
+    if utilization is not None and not 0 < utilization <= 1:
+        raise ConfigError(f"gpu_memory_utilization must be above 0 and at most 1, got {utilization}")
+    if device == "cpu":
+        if utilization is not None or options.enforce_eager:
+            name = "enforce_eager" if utilization is None else "gpu_memory_utilization"
+            raise ConfigError(f"{name} is for device cuda; this is {device}")
+        return
+    if not torch.cuda.is_available():
+        raise ConfigError("device is cuda, but torch finds no CUDA device here")
+    if find_spec("triton") is None:
+        raise ConfigError("device cuda needs triton: it comes with the extra `gpu`, on Linux")
+    if utilization is not None and options.kv_cache_tokens is not None:
+        raise ConfigError("gpu_memory_utilization says how much fits and kv_cache_tokens how much is taken: give one")
+
+
+def _filled(config: EngineConfig, options: Options, runner: TorchRunner, pool: Pool) -> EngineConfig:
+    """`config` with as many blocks as fit on the device beside all that is loaded; the caches are made as large."""
+    utilization = options.gpu_memory_utilization or DEFAULT_UTILIZATION
+    largest = NOBODY.padded(config.max_rows)
+    num_bytes = measured_room(pool.device, lambda: runner.forward(largest).logits_LV, utilization) + pool.num_bytes
+    num_blocks = fitting(
+        num_bytes,
+        pool.num_bytes // pool.num_blocks,
+        least=config.num_blocks,
+        utilization=utilization,
+        max_model_len=config.max_model_len,
+    )
+    pool.resize(num_blocks)
+    return replace(config, num_slots=(num_blocks - 1) * config.block_size)
 
 
 def default_sampling(checkpoint: Checkpoint) -> Sampling:

@@ -621,6 +621,8 @@ def _options(
         quantize=given.quantize,
         max_model_len=given.max_model_len,
         kv_cache_tokens=given.kv_cache_tokens,
+        gpu_memory_utilization=given.gpu_memory_utilization,
+        enforce_eager=given.enforce_eager,
         block_size=given.block_size,
         max_num_seqs=given.max_num_seqs,
         max_rows=given.max_num_batched_tokens,

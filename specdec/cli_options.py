@@ -71,10 +71,17 @@ class ModelOptions:
         typer.Option(
             parser=count,
             metavar="TOKENS",
-            help="Size of the KV cache; if left out, two contexts.",
+            help="Size of the KV cache; if left out, two contexts; of a GPU, what fits.",
             rich_help_panel=_MODEL,
         ),
     ] = None
+    gpu_memory_utilization: Annotated[
+        float | None,
+        typer.Option(help="Share of a GPU's memory to use; if left out, 0.9.", rich_help_panel=_MODEL),
+    ] = None
+    enforce_eager: Annotated[
+        bool, typer.Option("--enforce-eager", help="Capture no CUDA graphs.", rich_help_panel=_MODEL)
+    ] = False
     block_size: Annotated[int, typer.Option(help="Tokens in a block of the KV cache.", rich_help_panel=_MODEL)] = 16
     max_num_seqs: Annotated[int, typer.Option(help="Texts that run at once.", rich_help_panel=_MODEL)] = 64
     max_num_batched_tokens: Annotated[

@@ -20,6 +20,7 @@ from specdec import gguf
 from specdec.errors import ModelError
 from specdec.models import build
 from specdec.models.config import ModelConfig
+from specdec.models.weights import materialise
 from specdec.protocols import Model
 from specdec.pull import PACKAGED, pull
 
@@ -236,10 +237,12 @@ def _from_hub(name: str, weights: tuple[str, ...] = ("*.safetensors",)) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a tensor on disk goes: rows `start .. start + rows` of a parameter, plus an offset."""
+    """Where a tensor on disk, of this `shape`, goes: to rows `start .. start + rows` of a parameter, plus an offset;
+    into each of these rows, where it is but one."""
 
     parameter: nn.Parameter
     start: int
+    rows: int
     shape: tuple[int, ...]
     offset: float
 
@@ -284,7 +287,7 @@ def fill(
     Raises `ModelError`, naming `where`, which lists what is missing, unexpected (unless `ignorable`) or of the wrong
     shape.
     """
-    _materialise(model, torch.device(device), dtype, where)
+    materialise(model, torch.device(device), dtype, where)
     places = _places(model)
     missing, unexpected = dict.fromkeys(places), []
     with torch.no_grad():
@@ -301,7 +304,7 @@ def fill(
                 raise ModelError(f"{where}: {name} is {kind}, expected floating point")
             if place.offset:
                 tensor = tensor.float() + place.offset
-            place.parameter[place.start : place.start + place.shape[0]].copy_(tensor)
+            place.parameter[place.start : place.start + place.rows].copy_(tensor)
             missing.pop(name, None)
             if progress is not None:
                 progress(len(places) - len(missing), len(places))
@@ -312,28 +315,11 @@ def fill(
     model.eval()
 
 
-def _materialise(model: nn.Module, device: torch.device, dtype: torch.dtype, where: Path) -> None:
-    """Give every parameter memory (uninitialised), once where it is shared. Buffers hold values already. Raises
-    `ModelError` where there is too little: a damaged config may ask for more than any machine has."""
-    made: dict[nn.Parameter, nn.Parameter] = {}
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            if parameter not in made:
-                wanted = parameter.dtype if hasattr(module, "offset") else dtype
-                try:
-                    empty = torch.empty(parameter.shape, dtype=wanted, device=device)
-                except RuntimeError as error:
-                    shape = list(parameter.shape)
-                    raise ModelError(f"{where}: no memory for {name} of the shape {shape} in its config") from error
-                made[parameter] = nn.Parameter(empty, requires_grad=False)
-            setattr(module, name, made[parameter])
-        for name, buffer in module.named_buffers(recurse=False):
-            setattr(module, name, buffer.to(device))
-
-
 def _places(model: nn.Module) -> dict[str, _Place]:
-    """For each name on disk its place in the model. A merged linear is filled from the parts that its owner lists."""
-    places = {name: _Place(own, 0, tuple(own.shape), 0.0) for name, own in model.named_parameters(recurse=False)}
+    """For each name on disk its place in the model. What is merged is filled from the parts that its owner lists."""
+    places = {
+        name: _Place(own, 0, len(own), tuple(own.shape), 0.0) for name, own in model.named_parameters(recurse=False)
+    }
     for prefix, module in model.named_modules():
         parts = getattr(module, "parts", {})
         for child_name, child in module.named_children():
@@ -342,7 +328,9 @@ def _places(model: nn.Module) -> dict[str, _Place]:
                 start = 0
                 for part, rows in parts.get(child_name, {child_name: parameter.shape[0]}).items():
                     key = f"{stem.removesuffix(child_name)}{part}.{name}"
-                    places[key] = _Place(parameter, start, (rows, *parameter.shape[1:]), getattr(child, "offset", 0.0))
+                    row = tuple(parameter.shape[1:])
+                    shape = row if getattr(child, "repeats", False) else (rows, *row)
+                    places[key] = _Place(parameter, start, rows, shape, getattr(child, "offset", 0.0))
                     start += rows
     return {key: place for key, place in places.items() if key != "lm_head.weight" or not _tied(model)}
 

@@ -29,14 +29,14 @@ class TorchRunner:
         self.vocab_size = model.vocab_size
         self.device = device
         self.cache = KVCache(model.layers, num_blocks, block_size, device=device, dtype=dtype)
-        self._attention = PagedAttention(self.cache, device)
+        self.attention = PagedAttention(self.cache, device)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, taps: Sequence[int] = ()) -> Forward:
         """See `Runner` in `specdec/protocols.py`. Logits stay on the device."""
-        self._attention.plan(batch)
+        self.attention.plan(batch)
         hidden_RD, tapped = self.model.forward(
-            batch.tokens_R.to(self.device), batch.positions_R.to(self.device), self._attention, taps
+            batch.tokens_R.to(self.device), batch.positions_R.to(self.device), self.attention, taps
         )
         if batch.num_logits == 0:  # nothing but chunks of prompts: the head has no row to read
             return Forward(torch.empty(0, self.vocab_size), tuple(tapped))

@@ -14,10 +14,6 @@ from torch import Tensor
 
 ALIGNMENT = 16  # bytes: every array begins where kernels load whole vectors, so none is compiled twice
 SMALLEST = 1 << 16
-TYPES = {
-    np.dtype(kind): torch.from_numpy(np.empty(0, kind)).dtype
-    for kind in (np.bool_, np.uint8, np.int32, np.int64, np.float32, np.float64)
-}
 
 
 class Staging:
@@ -42,32 +38,26 @@ class Staging:
         to 16 bytes), always alike for arrays of the same shapes and types in the same order; what lay there is
         overwritten in the order of the stream. Raises ValueError where `into` is too small.
         """
-        sources = [array if isinstance(array, np.ndarray) else array.numpy() for array in arrays.values()]
-        starts = [0]
-        for source in sources:
-            starts.append(starts[-1] + -(-source.nbytes // ALIGNMENT) * ALIGNMENT)
-        size = starts[-1]
+        sources = {
+            name: torch.from_numpy(array) if isinstance(array, np.ndarray) else array for name, array in arrays.items()
+        }
+        places, size = _places(sources)
         if into is not None and len(into) < size:
             raise ValueError(f"arrays of {size} bytes do not fit into {len(into)}")
         self._turn ^= 1
         buffer = self._outgoing[self._turn]
         pinned = buffer.take(size)
-        host = pinned.numpy()
-        for start, source in zip(starts, sources, strict=False):
-            host[start : start + source.nbytes].view(source.dtype).reshape(source.shape)[...] = source
+        for name, source in sources.items():
+            _view(pinned, places[name], source).copy_(source)
         target = torch.empty(size, dtype=torch.uint8, device=self._device) if into is None else into[:size]
         target.copy_(pinned, non_blocking=True)
         buffer.mark()
-        there: dict[str, Tensor] = {}
-        for name, start, source in zip(arrays, starts, sources, strict=False):
-            flat = target[start : start + source.nbytes].view(TYPES[source.dtype])
-            there[name] = flat if source.ndim == 1 else flat.view(source.shape)
-        return there
+        return {name: _view(target, places[name], source) for name, source in sources.items()}
 
     def fetch(self, answer: Tensor) -> NDArray[Any]:
         """`answer` of the device as an array of the host: waits for all that was asked for before it, once."""
-        size = answer.numel() * answer.element_size()
-        pinned = self._answer.take(size).view(answer.dtype).view(answer.shape)
+        place = (0, answer.numel() * answer.element_size())
+        pinned = _view(self._answer.take(place[1]), place, answer)
         pinned.copy_(answer, non_blocking=True)
         self._answer.mark()
         self._answer.wait()
@@ -103,3 +93,29 @@ class _Buffer:
         """Until the last copy is done."""
         if self._event is not None:
             self._event.synchronize()
+
+
+def room_for(arrays: Mapping[str, Tensor]) -> int:
+    """Bytes that `Staging.move` lays `arrays` out in."""
+    return _places(arrays)[1]
+
+
+def laid_out(memory: Tensor, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parts of `memory` (uint8) in which `Staging.move` puts arrays of the shapes and types of `arrays`."""
+    places, _ = _places(arrays)
+    return {name: _view(memory, places[name], array) for name, array in arrays.items()}
+
+
+def _places(arrays: Mapping[str, Tensor]) -> tuple[dict[str, tuple[int, int]], int]:
+    """Where each array begins and ends, and what all take."""
+    places: dict[str, tuple[int, int]] = {}
+    size = 0
+    for name, array in arrays.items():
+        places[name] = (size, size + array.numel() * array.element_size())
+        size = -(-places[name][1] // ALIGNMENT) * ALIGNMENT
+    return places, size
+
+
+def _view(memory: Tensor, place: tuple[int, int], like: Tensor) -> Tensor:
+    """Part of `memory` (uint8) as a tensor of the shape and type of `like`."""
+    return memory[place[0] : place[1]].view(like.dtype).view(like.shape)

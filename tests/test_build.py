@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
-from specdec.build import Options, engine_config
+from specdec.build import Options, build, engine_config
 from specdec.errors import ConfigError
 from specdec.loader import Checkpoint, open_checkpoint
 from tests.server.conftest import write_model
@@ -27,3 +28,31 @@ def test_a_size_of_zero_is_refused_by_name_and_not_taken_for_the_default(option:
 def test_the_context_is_the_models_own_unless_asked_otherwise(checkpoint: Checkpoint) -> None:
     assert engine_config(checkpoint, Options()).max_model_len == checkpoint.config.max_position_embeddings
     assert engine_config(checkpoint, Options(max_model_len=5)).max_model_len == 5
+
+
+def test_where_the_pool_is_sized_later_it_is_first_the_least_that_will_do(checkpoint: Checkpoint) -> None:
+    least = engine_config(checkpoint, Options(max_model_len=5), least=True)
+    assert least.num_slots == 5 + 64
+    assert engine_config(checkpoint, Options(max_model_len=5, kv_cache_tokens=99), least=True).num_slots == 99
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"device": "tpu"}, "device must be cpu or cuda, got 'tpu'"),
+        ({"device": "cpu", "gpu_memory_utilization": 0.5}, "gpu_memory_utilization is for device cuda; this is cpu"),
+        ({"device": "cpu", "enforce_eager": True}, "enforce_eager is for device cuda; this is cpu"),
+        ({"device": "cpu", "gpu_memory_utilization": 0.0}, "must be above 0 and at most 1, got 0.0"),
+        ({"device": "cuda", "gpu_memory_utilization": 1.5}, "must be above 0 and at most 1, got 1.5"),
+        pytest.param(
+            {"device": "cuda"},
+            "torch finds no CUDA device here",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
+        ),
+    ],
+)
+def test_options_of_a_gpu_are_refused_where_they_mean_nothing(
+    options: dict[str, Any], complaint: str, checkpoint: Checkpoint
+) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        build(str(checkpoint.path), Options(**options))

@@ -27,6 +27,8 @@ LLAMA = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
 }
+# With norms of queries and keys, and heads that are wider than their share of the model.
+QWEN3 = LLAMA | {"model_type": "qwen3", "head_dim": 16}
 GEMMA = {
     "model_type": "gemma3_text",
     "hidden_size": 32,
@@ -45,7 +47,7 @@ GEMMA = {
 @functools.cache
 def tiny_model(family: str, vocab_size: int) -> Model:
     """A model of the family with random weights, the same each time. Its logits spread over ten nats or more."""
-    raw = {"llama": LLAMA, "gemma3_text": GEMMA}[family] | {"vocab_size": vocab_size}
+    raw = {"llama": LLAMA, "qwen3": QWEN3, "gemma3_text": GEMMA}[family] | {"vocab_size": vocab_size}
     return filled(build(ModelConfig.from_dict(raw, "tiny")), raw)
 
 

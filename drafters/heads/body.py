@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from specdec.drafters.heads import Target
 from specdec.drafters.heads.files import Files
 from specdec.errors import ModelError
+from specdec.kernels.head import wide_logits
 from specdec.loader import fill
 from specdec.models.config import FULL, ModelConfig
 from specdec.models.layers import frequencies
@@ -121,8 +122,7 @@ class Ends(nn.Module):
         """fp32 `[L, W]`."""
         if self.lm_head is None:
             return self.target.head(hidden_LD)
-        out: Tensor = self.lm_head(hidden_LD)
-        return out.to(torch.float32)
+        return wide_logits(self.lm_head, hidden_LD)
 
 
 def fill_head(files: Files, body: nn.Module, ends: Ends, device: torch.device, dtype: torch.dtype) -> None:

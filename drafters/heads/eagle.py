@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -53,10 +53,10 @@ class FirstLayer(nn.Module):
         self.post_attention_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
         self.mlp = Mlp(config)
 
-    def forward(self, x_RD: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
-        x_RD = x_RD + self.self_attn(x_RD, rotary, attend)
-        out: Tensor = x_RD + self.mlp(self.post_attention_layernorm(x_RD))
-        return out
+    def forward(self, x_RD: Tensor, rotary: Rotary, attend: Attend) -> tuple[Tensor, Tensor]:
+        """See `Layer.forward`."""
+        x_RD, h_RD = self.post_attention_layernorm.of_sum(x_RD, self.self_attn(x_RD, rotary, attend))
+        return x_RD, self.mlp(h_RD)
 
 
 class Body(nn.Module):
@@ -103,10 +103,14 @@ class Eagle(nn.Module):
         if self.body.embedding_layernorm is not None and self.body.hidden_states_layernorm is not None:
             e_RD, f_RD = self.body.embedding_layernorm(e_RD), self.body.hidden_states_layernorm(f_RD)
         x_RD: Tensor = self.body.fc(torch.cat((e_RD, f_RD) if self.convention.embed_first else (f_RD, e_RD), -1))
-        rotary = rotary_table(positions_R, self.body.frequencies, x_RD.dtype)
-        for layer in self.body.layers:
-            x_RD = layer(x_RD, rotary, attend)
-        return x_RD
+        rotary = rotary_table(positions_R, self.body.frequencies)
+        first, later = self.body.layers[0], cast(list[Layer], [*self.body.layers][1:])
+        x_RD, delta_RD = first(x_RD, rotary, attend)
+        for layer in later:
+            x_RD, h_RD = layer.input_layernorm.of_sum(x_RD, delta_RD)
+            x_RD, delta_RD = layer(x_RD, h_RD, rotary, attend)
+        out: Tensor = x_RD + delta_RD
+        return out
 
     def logits(self, hidden_LD: Tensor) -> Tensor:
         """See `Head.logits`: the target's head, with no norm before it."""

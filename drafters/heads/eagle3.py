@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -67,13 +67,14 @@ class FirstLayer(nn.Module):
         self.post_attention_layernorm = Norm(D, config.rms_norm_eps)
         self.mlp = Mlp(config)
 
-    def forward(self, embedded_RD: Tensor, h_RD: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
+    def forward(self, embedded_RD: Tensor, h_RD: Tensor, rotary: Rotary, attend: Attend) -> tuple[Tensor, Tensor]:
+        """See `Layer.forward`."""
         e_RD, normed_RD = self.input_layernorm(embedded_RD), self.hidden_norm(h_RD)
         both = (e_RD, normed_RD) if self.embed_first else (normed_RD, e_RD)
         residual_RD = normed_RD if self.norm_before_residual else h_RD
-        x_RD = residual_RD + self.self_attn(torch.cat(both, -1), rotary, attend)
-        out: Tensor = x_RD + self.mlp(self.post_attention_layernorm(x_RD))
-        return out
+        mixed_RD = self.self_attn(torch.cat(both, -1), rotary, attend)
+        x_RD, h_RD = self.post_attention_layernorm.of_sum(residual_RD, mixed_RD)
+        return x_RD, self.mlp(h_RD)
 
 
 class Body(nn.Module):
@@ -125,12 +126,13 @@ class Eagle3(nn.Module):
     def forward(self, tokens_R: Tensor, features_RD: Tensor | None, positions_R: Tensor, attend: Attend) -> Tensor:
         """See `Head.forward`: before the final norm, unless `norm_output`."""
         assert features_RD is not None
-        first, *later = self.body.layers
-        rotary = rotary_table(positions_R, self.body.frequencies, features_RD.dtype)
-        x_RD: Tensor = first(self.ends.embed(tokens_R), features_RD, rotary, attend)
+        first, later = self.body.layers[0], cast(list[Layer], [*self.body.layers][1:])
+        rotary = rotary_table(positions_R, self.body.frequencies)
+        x_RD, delta_RD = first(self.ends.embed(tokens_R), features_RD, rotary, attend)
         for layer in later:
-            x_RD = layer(x_RD, rotary, attend)
-        return self.body.norm(x_RD) if self.convention.norm_output else x_RD
+            x_RD, h_RD = layer.input_layernorm.of_sum(x_RD, delta_RD)
+            x_RD, delta_RD = layer(x_RD, h_RD, rotary, attend)
+        return self.body.norm.of_sum(x_RD, delta_RD)[1] if self.convention.norm_output else x_RD + delta_RD
 
     def logits(self, hidden_LD: Tensor) -> Tensor:
         """See `Head.logits`."""

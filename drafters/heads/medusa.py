@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,7 @@ from specdec.drafters.heads.body import checked_ids
 from specdec.drafters.heads.conventions import overridden
 from specdec.drafters.heads.files import Files, Stored
 from specdec.errors import ModelError
+from specdec.kernels.head import wide_logits
 from specdec.loader import fill
 
 # How old files of vLLM spell block l and matrix of head i.
@@ -65,8 +66,13 @@ class Medusa(nn.Module):
 
     def logits(self, features_LD: Tensor, head: int) -> Tensor:
         """fp32 `[L, W]`, from the target's hidden states of the tap."""
-        x_LD: Tensor = self.heads[head](features_LD)
-        return x_LD.to(torch.float32) if self.has_matrices else self.target.head(x_LD)
+        chain = cast(nn.Sequential, self.heads[head])
+        if not self.has_matrices:
+            return self.target.head(chain(features_LD))
+        *blocks, matrix = chain
+        for block in blocks:
+            features_LD = block(features_LD)
+        return wide_logits(matrix, features_LD)
 
 
 def open_medusa(

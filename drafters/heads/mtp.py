@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -119,10 +119,11 @@ class Mtp(nn.Module):
         assert features_RD is not None
         e_RD, h_RD = self.body.enorm(self.target.embed(tokens_R)), self.body.hnorm(features_RD)
         x_RD: Tensor = self.body.eh_proj(torch.cat((e_RD, h_RD) if self.convention.embed_first else (h_RD, e_RD), -1))
-        rotary = rotary_table(positions_R, self.body.frequencies, x_RD.dtype)
-        for layer in self.body.layers:
-            x_RD = layer(x_RD, rotary, attend)
-        return self.body.norm(x_RD) if self.convention.recurrence == "post_norm" else x_RD
+        rotary = rotary_table(positions_R, self.body.frequencies)
+        layer = cast(Layer, self.body.layers[0])
+        x_RD, delta_RD = layer(x_RD, layer.input_layernorm(x_RD), rotary, attend)
+        reads_normed = self.convention.recurrence == "post_norm"
+        return self.body.norm.of_sum(x_RD, delta_RD)[1] if reads_normed else x_RD + delta_RD
 
     def logits(self, hidden_LD: Tensor) -> Tensor:
         """See `Head.logits`: the target's head behind the module's own norm."""

@@ -45,15 +45,23 @@ static inline vector exponential(vector x) {
     return p * (vector)power;
 }
 
-// The slots that a row sees, in order of position. `table` maps a sequence's slots to the cache's; a window counts
-// positions and 0 is none. Returns how many.
-static long seen(const int64_t *table, long prefix, uint64_t ancestors, long first, long window, int64_t *slots) {
+// The slots that a row sees, in order of position. `blocks` is the sequence's table, of blocks of `size` slots; a window
+// counts positions and 0 is none. Returns how many.
+static long seen(const int32_t *blocks, long size, long prefix, uint64_t ancestors, long first, long window,
+                 int64_t *slots) {
     const long position = prefix + __builtin_popcountll(ancestors) - 1;
     const long lowest = window && position - window + 1 > first ? position - window + 1 : first;
     long count = 0, place = prefix;
-    for (long j = lowest; j < prefix; j++) slots[count++] = table[j];
+    for (long j = lowest; j < prefix;) {
+        const long block = j / size, end = (block + 1) * size < prefix ? (block + 1) * size : prefix;
+        const int64_t shift = (blocks[block] - block) * size;
+        for (; j < end; j++) slots[count++] = j + shift;
+    }
     for (; ancestors; ancestors &= ancestors - 1, place++)
-        if (!window || place > position - window) slots[count++] = table[prefix + __builtin_ctzll(ancestors)];
+        if (!window || place > position - window) {
+            const long j = prefix + __builtin_ctzll(ancestors);
+            slots[count++] = blocks[j / size] * (int64_t)size + j % size;
+        }
     return count;
 }
 
@@ -63,6 +71,7 @@ static void attend(const float *q, const float *keys, const float *values, const
     float highest = sink ? *sink : -INFINITY;
     for (long j = 0; j < count; j++) {
         float score = dot(q, keys + slots[j] * size, size) * scale;
+        if (score - score != 0.0f) score = NAN; // infinity too: neither the softcap nor a weight of 0 may hide it
         if (softcap > 0.0f) score = tanhf(score / softcap) * softcap;
         weights[j] = score;
         if (score > highest || score != score) highest = score;
@@ -86,12 +95,12 @@ static void attend(const float *q, const float *keys, const float *values, const
     for (long i = 0; i < size / LANES; i++) *(vector *)(out + i * LANES) = mixed[i] / sum;
 }
 
-// q, out [rows, heads, size]; keys, values [groups, stride / size, size]; tables: all sequences' slots end to end, row r's
-// sequence from starts[r]; sinks [heads] or NULL; scratch: `longest` + 8 int64 and as many floats a thread.
-void tree_attention(const float *q, const float *keys, const float *values, float *out, const int64_t *tables,
+// q, out [rows, heads, size]; keys, values [groups, stride / size, size]; blocks: all sequences' block tables end to end, row
+// r's from starts[r]; sinks [heads] or NULL; scratch: `longest` + 8 int64 and as many floats a thread.
+void tree_attention(const float *q, const float *keys, const float *values, float *out, const int32_t *blocks,
                     const int64_t *starts, const int64_t *prefix, const int64_t *ancestors, const float *sinks,
                     int64_t *slots, float *weights, long rows, long heads, long groups, long size, long stride,
-                    long longest, long first, long window, float scale, float softcap, int threads) {
+                    long block_size, long longest, long first, long window, float scale, float softcap, int threads) {
     const long shared = heads / groups;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
@@ -105,7 +114,8 @@ void tree_attention(const float *q, const float *keys, const float *values, floa
 #pragma omp for schedule(static)
         for (long task = 0; task < rows * groups; task++) {
             const long row = task / groups, group = task % groups;
-            const long count = seen(tables + starts[row], prefix[row], (uint64_t)ancestors[row], first, window, own_slots);
+            const long count = seen(blocks + starts[row], block_size, prefix[row], (uint64_t)ancestors[row], first, window,
+                                    own_slots);
             for (long head = group * shared; head < (group + 1) * shared; head++)
                 attend(q + (row * heads + head) * size, keys + group * stride, values + group * stride, own_slots, count,
                        size, scale, softcap, sinks ? sinks + head : 0, own_weights, out + (row * heads + head) * size);

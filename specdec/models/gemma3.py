@@ -6,25 +6,34 @@ R rows, L logits rows, V vocabulary, D width, H query heads, G key-value heads, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import islice
+from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from specdec.kernels.activation import geglu
+from specdec.kernels.head import wide_logits
 from specdec.kernels.norm_rope import Rotary, rotary_table
 from specdec.models.config import SLIDING, ModelConfig
 from specdec.models.layers import Norm, frequencies
 from specdec.protocols import Attend, LayerShape
 
 
-def norm(size: int, config: ModelConfig) -> Norm:
+def norm(size: int, config: ModelConfig, heads: int | None = None) -> Norm:
     """Gemma's norms multiply by 1 + w."""
-    return Norm(size, config.rms_norm_eps, offset=1.0)
+    return Norm(size, config.rms_norm_eps, offset=1.0, heads=heads)
+
+
+@cache
+def rounded(value: float, dtype: torch.dtype) -> float:
+    """The number of `dtype` next to `value`, known to the host: a forward waits for none."""
+    return torch.tensor(value, dtype=dtype, device="cpu").item()
 
 
 class Attention(nn.Module):
-    """`parts` says which rows of a merged linear come from which one on disk."""
+    """`parts` says which rows of what is merged come from which tensor on disk."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -32,16 +41,18 @@ class Attention(nn.Module):
         self.layer, self.scale = layer, config.attention_scale
         self.window = config.sliding_window if config.layer_kinds[layer] == SLIDING else None
         self.heads = (H, G, K)
-        self.parts = {"qkv_proj": {"q_proj": H * K, "k_proj": G * K, "v_proj": G * K}}
+        self.parts = {
+            "qkv_proj": {"q_proj": H * K, "k_proj": G * K, "v_proj": G * K},
+            "qk_norm": {"q_norm": H, "k_norm": G},
+        }
         self.qkv_proj = nn.Linear(config.hidden_size, (H + 2 * G) * K, bias=config.attention_bias)
-        self.q_norm, self.k_norm = norm(K, config), norm(K, config)
+        self.qk_norm = norm(K, config, heads=H + G)
         self.o_proj = nn.Linear(H * K, config.hidden_size, bias=config.output_bias)
 
     def forward(self, x_RD: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
         H, G, K = self.heads
-        q, k, v = self.qkv_proj(x_RD).view(-1, H + 2 * G, K).split_with_sizes((H, G, G), 1)
-        qk = torch.cat((self.q_norm(q), self.k_norm(k)), 1)
-        mixed_RHK = attend(self.layer, qk, v, rotary, scale=self.scale, window=self.window)
+        qk, v = self.qkv_proj(x_RD).view(-1, H + 2 * G, K).split_with_sizes((H + G, G), 1)
+        mixed_RHK = attend(self.layer, self.qk_norm(qk), v, rotary, scale=self.scale, window=self.window)
         out: Tensor = self.o_proj(mixed_RHK.flatten(1))
         return out
 
@@ -57,8 +68,7 @@ class Mlp(nn.Module):
         self.down_proj = nn.Linear(width, D, bias=False)
 
     def forward(self, x_RD: Tensor) -> Tensor:
-        gate, up = self.gate_up_proj(x_RD).chunk(2, -1)
-        out: Tensor = self.down_proj(F.gelu(gate, approximate="tanh") * up)
+        out: Tensor = self.down_proj(geglu(self.gate_up_proj(x_RD)))
         return out
 
 
@@ -73,11 +83,14 @@ class Layer(nn.Module):
         self.self_attn = Attention(config, layer)
         self.mlp = Mlp(config)
 
-    def forward(self, x_RD: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
-        mixed_RD = self.self_attn(self.input_layernorm(x_RD), rotary, attend)
-        x_RD = x_RD + self.post_attention_layernorm(mixed_RD)
-        out: Tensor = x_RD + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x_RD)))
-        return out
+    def forward(
+        self, x_RD: Tensor, h_RD: Tensor, rotary: Rotary, attend: Attend, following: Norm
+    ) -> tuple[Tensor, Tensor]:
+        """The stream that leaves the layer, and that behind the norm that reads it next, `following`. `h_RD` is `x_RD`,
+        which enters the layer, behind its first norm."""
+        mixed_RD = self.self_attn(h_RD, rotary, attend)
+        x_RD, h_RD = self.pre_feedforward_layernorm.of_normed_sum(x_RD, mixed_RD, self.post_attention_layernorm)
+        return following.of_normed_sum(x_RD, self.mlp(h_RD), self.post_feedforward_layernorm)
 
 
 class Body(nn.Module):
@@ -111,27 +124,28 @@ class Gemma3(nn.Module):
         """See `protocols.Model.embed`."""
         x_RD: Tensor = self.model.embed_tokens(tokens_R)
         # The scale is rounded to the dtype first, as it was in training.
-        return x_RD * torch.tensor(self.embedding_scale, dtype=x_RD.dtype, device=x_RD.device)
+        return x_RD * rounded(self.embedding_scale, x_RD.dtype)
 
     def forward(
         self, tokens_R: Tensor, positions_R: Tensor, attend: Attend, taps: Sequence[int] = (), depth: int | None = None
     ) -> tuple[Tensor, list[Tensor]]:
         """See `protocols.Model.forward`."""
+        layers = cast(list[Layer], list(islice(self.model.layers, depth)))
+        norms = [*(layer.input_layernorm for layer in layers), self.model.norm]
+        tables = {kind: rotary_table(positions_R, self.model.get_buffer(kind)) for kind in set(self.layer_kinds)}
         x_RD = self.embed(tokens_R)
-        tables = {
-            kind: rotary_table(positions_R, self.model.get_buffer(kind), x_RD.dtype) for kind in set(self.layer_kinds)
-        }
-        streams = []
-        for kind, layer in islice(zip(self.layer_kinds, self.model.layers, strict=True), depth):
-            streams.append(x_RD)
-            x_RD = layer(x_RD, tables[kind], attend)
-        hidden_RD = self.model.norm(x_RD)
-        streams += [x_RD, hidden_RD]
-        return hidden_RD, [streams[tap] for tap in taps]
+        h_RD = norms[0](x_RD)
+        streams = {0: x_RD}
+        for index, (layer, following) in enumerate(zip(layers, norms[1:], strict=True)):
+            x_RD, h_RD = layer(x_RD, h_RD, tables[self.layer_kinds[index]], attend, following)
+            if index + 1 in taps:
+                streams[index + 1] = x_RD
+        streams[len(layers) + 1] = h_RD
+        return h_RD, [streams[tap] for tap in taps]
 
     def logits(self, hidden_LD: Tensor) -> Tensor:
         """fp32 logits `[L, V]`."""
-        logits_LV: Tensor = self.lm_head(hidden_LD).to(torch.float32)
+        logits_LV = wide_logits(self.lm_head, hidden_LD)
         if self.final_softcap is not None:
             logits_LV = torch.tanh(logits_LV / self.final_softcap) * self.final_softcap
         return logits_LV

@@ -7,23 +7,33 @@ import math
 import torch
 from torch import Tensor, nn
 
-from specdec.kernels.norm_rope import rms_norm
+from specdec.kernels.norm_rope import add_normed_rms_norm, add_rms_norm, rms_norm
 from specdec.models.config import Rope
 
 
 class Norm(nn.Module):
-    """RMSNorm; its weight is always fp32. `offset` is what the weight on disk lacks: the loader adds it once."""
+    """RMSNorm; its weight is always fp32. `offset` is what the weight on disk lacks: the loader adds it once. With
+    `heads`, each of so many side by side has a weight, which the loader repeats from one of each part."""
 
     eps: Tensor
 
-    def __init__(self, size: int, eps: float, offset: float = 0.0) -> None:
+    def __init__(self, size: int, eps: float, offset: float = 0.0, heads: int | None = None) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(size, dtype=torch.float32), requires_grad=False)
+        shape = (size,) if heads is None else (heads, size)
+        self.weight = nn.Parameter(torch.empty(shape, dtype=torch.float32), requires_grad=False)
         self.register_buffer("eps", torch.tensor(eps, device="cpu"), persistent=False)
-        self.offset = offset
+        self.offset, self.repeats = offset, heads is not None
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)
+
+    def of_sum(self, x_RD: Tensor, delta_RD: Tensor) -> tuple[Tensor, Tensor]:
+        """`x + delta`, and the norm of it."""
+        return add_rms_norm(x_RD, delta_RD, self.weight, self.eps)
+
+    def of_normed_sum(self, x_RD: Tensor, delta_RD: Tensor, inner: Norm) -> tuple[Tensor, Tensor]:
+        """`x + inner(delta)`, and the norm of it."""
+        return add_normed_rms_norm(x_RD, delta_RD, inner.weight, inner.eps, self.weight, self.eps)
 
 
 def frequencies(rope: Rope, head_dim: int) -> Tensor:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
+from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from specdec.kernels.activation import swiglu
+from specdec.kernels.head import wide_logits
 from specdec.kernels.norm_rope import Rotary, rotary_table
 from specdec.models.config import SLIDING, ModelConfig
 from specdec.models.layers import Norm, frequencies
@@ -20,7 +22,7 @@ from specdec.protocols import Attend, LayerShape
 
 
 class Attention(nn.Module):
-    """`parts` says which rows of a merged linear come from which one on disk. `width` is what it reads, D if None."""
+    """`parts` says which rows of what is merged come from which tensor on disk. `width` is what it reads, D if None."""
 
     def __init__(self, config: ModelConfig, layer: int, width: int | None = None) -> None:
         super().__init__()
@@ -29,10 +31,12 @@ class Attention(nn.Module):
         self.layer, self.scale = layer, config.attention_scale
         self.window = config.sliding_window if config.layer_kinds[layer] == SLIDING else None
         self.heads, self.output_gate = (H, G, K), config.output_gate
-        self.parts = {"qkv_proj": {"q_proj": Q * K, "k_proj": G * K, "v_proj": G * K}}
+        self.parts = {
+            "qkv_proj": {"q_proj": Q * K, "k_proj": G * K, "v_proj": G * K},
+            "qk_norm": {"q_norm": H, "k_norm": G},
+        }
         self.qkv_proj = nn.Linear(width or config.hidden_size, (Q + 2 * G) * K, bias=config.attention_bias)
-        self.q_norm = Norm(K, config.rms_norm_eps) if config.qk_norm else None
-        self.k_norm = Norm(K, config.rms_norm_eps) if config.qk_norm else None
+        self.qk_norm = Norm(K, config.rms_norm_eps, heads=H + G) if config.qk_norm else None
         self.o_proj = nn.Linear(H * K, config.hidden_size, bias=config.output_bias)
 
     def forward(self, x_RD: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
@@ -43,9 +47,8 @@ class Attention(nn.Module):
             q, gate_RHK = q.view(-1, H, 2 * K).chunk(2, -1)
             qkv = torch.cat((q.flatten(1), kv), -1)
         qk, v = qkv.view(-1, H + 2 * G, K).split_with_sizes((H + G, G), 1)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = qk.split_with_sizes((H, G), 1)
-            qk = torch.cat((self.q_norm(q), self.k_norm(k)), 1)
+        if self.qk_norm is not None:
+            qk = self.qk_norm(qk)
         mixed_RHK = attend(self.layer, qk, v, rotary, scale=self.scale, window=self.window)
         if gate_RHK is not None:
             mixed_RHK = mixed_RHK * gate_RHK.sigmoid()
@@ -64,8 +67,7 @@ class Mlp(nn.Module):
         self.down_proj = nn.Linear(width, D, bias=config.mlp_bias)
 
     def forward(self, x_RD: Tensor) -> Tensor:
-        gate, up = self.gate_up_proj(x_RD).chunk(2, -1)
-        out: Tensor = self.down_proj(F.silu(gate) * up)
+        out: Tensor = self.down_proj(swiglu(self.gate_up_proj(x_RD)))
         return out
 
 
@@ -77,10 +79,11 @@ class Layer(nn.Module):
         self.post_attention_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
         self.mlp = Mlp(config)
 
-    def forward(self, x_RD: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
-        x_RD = x_RD + self.self_attn(self.input_layernorm(x_RD), rotary, attend)
-        out: Tensor = x_RD + self.mlp(self.post_attention_layernorm(x_RD))
-        return out
+    def forward(self, x_RD: Tensor, h_RD: Tensor, rotary: Rotary, attend: Attend) -> tuple[Tensor, Tensor]:
+        """The stream in the middle of the layer, and what its second half adds, which is left to the norm that reads
+        the sum next. `h_RD` is `x_RD`, which enters the layer, behind its first norm."""
+        x_RD, h_RD = self.post_attention_layernorm.of_sum(x_RD, self.self_attn(h_RD, rotary, attend))
+        return x_RD, self.mlp(h_RD)
 
 
 class Body(nn.Module):
@@ -119,17 +122,19 @@ class Llama(nn.Module):
         self, tokens_R: Tensor, positions_R: Tensor, attend: Attend, taps: Sequence[int] = (), depth: int | None = None
     ) -> tuple[Tensor, list[Tensor]]:
         """See `protocols.Model.forward`."""
+        layers = cast(list[Layer], list(islice(self.model.layers, depth)))
+        norms = [*(layer.input_layernorm for layer in layers), self.model.norm]
+        rotary = rotary_table(positions_R, self.model.frequencies)
         x_RD = self.embed(tokens_R)
-        rotary = rotary_table(positions_R, self.model.frequencies, x_RD.dtype)
-        streams = []
-        for layer in islice(self.model.layers, depth):
-            streams.append(x_RD)
-            x_RD = layer(x_RD, rotary, attend)
-        hidden_RD = self.model.norm(x_RD)
-        streams += [x_RD, hidden_RD]
-        return hidden_RD, [streams[tap] for tap in taps]
+        h_RD = norms[0](x_RD)
+        streams = {0: x_RD}
+        for index, (layer, norm) in enumerate(zip(layers, norms[1:], strict=True), 1):
+            x_RD, h_RD = norm.of_sum(*layer(x_RD, h_RD, rotary, attend))
+            if index in taps:
+                streams[index] = x_RD
+        streams[len(layers) + 1] = h_RD
+        return h_RD, [streams[tap] for tap in taps]
 
     def logits(self, hidden_LD: Tensor) -> Tensor:
         """fp32 logits `[L, V]`."""
-        out: Tensor = self.lm_head(hidden_LD)
-        return out.to(torch.float32)
+        return wide_logits(self.lm_head, hidden_LD)

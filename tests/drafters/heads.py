@@ -18,13 +18,13 @@ from specdec.drafters.grow import Growth
 from specdec.drafters.heads import Head
 from specdec.drafters.heads.medusa import Medusa
 from specdec.drafters.heads.peagle import PEagle
-from specdec.drafters.memory import Pool
 from specdec.drafters.model_drafter import ModelDrafter, Voice
 from specdec.drafters.open import voice_of
 from specdec.drafters.recurrent import Recurrent
 from specdec.drafters.survival import Draws
 from specdec.engine import Engine
 from specdec.kernels.norm_rope import rotary_table
+from specdec.kv import Pool
 from specdec.protocols import Attend, Drafter, LayerShape, Model
 from specdec.request import Stopping
 from specdec.runner import TorchRunner
@@ -63,7 +63,7 @@ class PairHead:
     def forward(self, tokens_R: Tensor, features_RD: Tensor | None, positions_R: Tensor, attend: Attend) -> Tensor:
         assert features_RD is not None
         x_RD = torch.tanh(torch.cat([self._target.embed(tokens_R), features_RD], 1) @ self._mix.T)
-        rotary = rotary_table(positions_R, self._frequencies, x_RD.dtype)
+        rotary = rotary_table(positions_R, self._frequencies)
         q, k, v = ((x_RD @ weight.T).view(len(x_RD), -1, 16) for weight in (self._q, self._k, self._v))
         out_RHK = attend(0, torch.cat((q, k), 1), v, rotary, scale=0.25)
         return x_RD + out_RHK.flatten(1) @ self._o.T
@@ -136,15 +136,16 @@ def engine_with(
     end_tokens: tuple[int, ...],
     growth: Growth | None = None,
     max_length: int | None = None,
+    captured_blocks: int = 0,
     beside: Callable[[ModelDrafter], Seq[Drafter]] = lambda drafter: [drafter],
 ) -> Engine:
     """An engine whose drafter grows from `head`: with a memory of its own, or in the target's cache ("layer_skip")."""
     runner = TorchRunner(target, num_blocks=config.num_blocks, block_size=config.block_size)
+    pool = Pool(config.num_blocks, config.block_size, "cpu", torch.float32, captured_blocks=captured_blocks)
     if isinstance(head, CausalHead) and head.name == "layer_skip":
-        voice: Voice = Recurrent(head, Borrowed(head, runner.cache, "cpu"))
+        voice: Voice = Recurrent(head, Borrowed(head, runner.cache, pool))
     else:
-        hidden_size = target.embed(torch.zeros(1, dtype=torch.int64)).shape[1]
-        voice = voice_of(head, Pool(config.num_blocks, config.block_size, "cpu", torch.float32), hidden_size)
+        voice = voice_of(head, pool, target.embed(torch.zeros(1, dtype=torch.int64)).shape[1])
     drafter = ModelDrafter(voice, target.vocab_size, growth, max_length)
 
     def new_text(stopping: Stopping) -> Detokenizer:

@@ -15,13 +15,14 @@ from torch import Tensor
 
 from specdec.config import EngineConfig
 from specdec.drafters.grow import Growth
-from specdec.drafters.memory import Memory, Pool
+from specdec.drafters.memory import Memory
 from specdec.drafters.model_drafter import ModelDrafter
 from specdec.drafters.recurrent import Recurrent
 from specdec.drafters.survival import Draws, Guesses, Survival
 from specdec.engine import Engine
 from specdec.kernels.guess import TEMPERS
 from specdec.kernels.sample import best
+from specdec.kv import Pool
 from specdec.protocols import Attend, LayerShape
 from specdec.request import Request, Sampling, Stopping
 from specdec.sampling import compared, scores

@@ -152,6 +152,7 @@ def test_keys_are_ranked_as_the_schema_names_them() -> None:
     schema = {"allOf": [{"properties": {"z": {"properties": {"y": {}}}, "a": {}}}], "required": ["m", "z"]}
     assert list(ranks(schema)) == ["m", "z", "a", "y"]
     assert list(ranks({"not": {"enum": [1, {"q": {"r": [{"s": 0}]}}]}, "required": ["t"]})) == ["t", "q", "r", "s"]
+    assert list(ranks({"dependencies": {"u": ["v", "w"], "x": {"properties": {"y": {}}}}})) == ["u", "x", "v", "w", "y"]
 
 
 # Counting

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,15 @@ import pytest
 
 pytest.importorskip("triton", reason="triton is not installed: it comes with the extra `gpu`, on Linux")
 
+ALL = [
+    *("machine", "noise", "mask", "penalties", "biases", "draw", "guesses", "logprobs", "drawing"),
+    *("norm", "rotary", "activation", "attention", "kv", "engine", "steps"),
+]
+# What the package needs besides torch, triton, numpy and safetensors.
+OTHERS = (
+    *("tokenizers", "jinja2", "llguidance", "jsonschema_rs", "fastapi", "uvicorn", "pydantic", "typer", "rich"),
+    *("prometheus_client", "huggingface_hub", "gguf", "xgrammar", "outlines_core"),
+)
 SCRIPT = Path(__file__).parent.parent.parent / "scripts" / "gpu_check"
 
 
@@ -28,14 +38,12 @@ def rehearse(folder: Path, *arguments: str) -> tuple[subprocess.CompletedProcess
     "names",
     [
         ["machine", "mask"],
-        pytest.param(
-            ["machine", "noise", "mask", "penalties", "biases", "draw", "guesses", "logprobs", "drawing"],
-            marks=pytest.mark.slow,
-        ),
+        ["machine", "attention", "kv"],
+        pytest.param(ALL, marks=pytest.mark.slow),
     ],
 )
 def test_a_rehearsal_checks_and_times_every_kernel_and_ends_with_one_table(names: list[str], tmp_path: Path) -> None:
-    result, sections = rehearse(tmp_path, *(names if len(names) < 6 else []))
+    result, sections = rehearse(tmp_path, *(names if names is not ALL else []))
     assert result.returncode == 0
     assert list(sections) == names
     lines = result.stdout.splitlines()
@@ -62,4 +70,24 @@ def test_a_section_that_is_unknown_is_refused_by_name(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "masks"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert result.returncode == 2
-    assert "sections ['masks'] are unknown; there are machine, noise, mask, penalties, biases, draw," in result.stderr
+    assert f"sections ['masks'] are unknown; there are {', '.join(ALL)}" in result.stderr
+
+
+def test_all_that_the_script_imports_needs_no_other_package() -> None:
+    modules = sorted(set(re.findall(r"from (specdec[\w.]*) import", SCRIPT.read_text(encoding="utf-8"))))
+    assert "specdec.engine" in modules
+    program = f"""
+import sys
+
+class Only:
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top in {OTHERS!r}:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Only())
+for module in {modules!r}:
+    __import__(module)
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert result.returncode == 0, result.stderr

@@ -12,10 +12,24 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import native
-from specdec.kernels.tree_attention import PagedRows, native_tree_attention, serves, tree_attention, visible
+from specdec.kernels.paged import PagedRows, visible
+from specdec.kernels.tree_attention import native_tree_attention, serves, tree_attention
 
 pytestmark = pytest.mark.skipif(native.compiler() is None, reason="there is no C compiler here")
 NUM_SLOTS = 300
+
+
+def paged(blocks: list[int], prefix: list[int], ancestors: list[int], longest: int, block_size: int) -> PagedRows:
+    """Rows of one sequence."""
+    bounds = [(0, len(prefix))]
+    return PagedRows.of([blocks], bounds, [longest], torch.tensor(prefix), torch.tensor(ancestors), block_size)
+
+
+def slots_of(rows: PagedRows) -> list[int]:
+    """The cache's slots of the one sequence, in order."""
+    assert rows.layout is not None
+    offsets = torch.arange(rows.block_size)
+    return (rows.blocks_B[:, None] * rows.block_size + offsets).flatten()[: rows.layout.longest].tolist()
 
 
 def scene(rng: random.Random) -> tuple[Tensor, Tensor, Tensor, PagedRows]:
@@ -26,14 +40,9 @@ def scene(rng: random.Random) -> tuple[Tensor, Tensor, Tensor, PagedRows]:
     ancestors = [1]
     for node in range(1, num_rows):
         ancestors.append(ancestors[rng.randrange(node)] | 1 << node)
-    table = torch.randperm(NUM_SLOTS, generator=generator)[: prefix + num_rows]
-    rows = PagedRows(
-        table,
-        torch.zeros(num_rows, dtype=torch.int64),
-        torch.full((num_rows,), prefix),
-        torch.tensor(ancestors),
-        prefix + num_rows,
-    )
+    block_size = rng.choice([1, 4, 16])
+    blocks = torch.randperm(NUM_SLOTS // block_size, generator=generator)[: -(-(prefix + num_rows) // block_size)]
+    rows = paged(blocks.tolist(), [prefix] * num_rows, ancestors, prefix + num_rows, block_size)
     q_RHK = torch.randn(num_rows, groups * shared, size, generator=generator)
     keys, values = torch.randn(2, groups, NUM_SLOTS, size, generator=generator)
     return q_RHK, keys, values, rows
@@ -50,10 +59,10 @@ def test_it_gives_what_the_reference_gives(window: int | None, softcap: float | 
         q_RHK, keys, values, rows = scene(rng)
         sinks = torch.linspace(-2, 3, q_RHK.shape[1]) if with_sinks else None
         out = native_tree_attention(q_RHK, keys, values, rows, scale=0.2, window=window, softcap=softcap, sinks=sinks)
-        seen_RN = visible(rows.prefix_R, rows.ancestors_R, rows.longest, window=window)
-        hidden_RN = torch.zeros(seen_RN.shape, dtype=torch.float64).masked_fill(~seen_RN, -torch.inf)
-        k, v = keys[:, rows.tables].double(), values[:, rows.tables].double()
-        expected = tree_attention(q_RHK.double(), k, v, hidden_RN, scale=0.2, softcap=softcap, sinks=sinks)
+        slots = slots_of(rows)
+        seen_RN = visible(rows.prefix_R, rows.ancestors_R, len(slots), window=window)
+        k, v = keys[:, slots].double(), values[:, slots].double()
+        expected = tree_attention(q_RHK.double(), k, v, ~seen_RN, scale=0.2, softcap=softcap, sinks=sinks)
         torch.testing.assert_close(out.double(), expected, atol=5e-6, rtol=1e-5)
 
 
@@ -69,10 +78,9 @@ def test_rows_do_not_depend_on_company() -> None:
         for row in range(len(q_RHK)):
             prefix, ancestors = int(rows.prefix_R[row]), int(rows.ancestors_R[row])
             path = [prefix + bit for bit in range(63) if ancestors >> bit & 1]
-            text = torch.cat([rows.tables[:prefix], rows.tables[path]])
-            alone = PagedRows(
-                text, torch.zeros(1, dtype=torch.int64), torch.tensor([len(text) - 1]), torch.tensor([1]), len(text)
-            )
+            slots = slots_of(rows)
+            text = [*slots[:prefix], *(slots[place] for place in path)]
+            alone = paged(text, [len(text) - 1], [1], len(text), 1)
             single = native_tree_attention(q_RHK[row : row + 1], keys, values, alone, scale=0.2, window=window)
             assert torch.equal(single[0], out[row])
 
@@ -81,13 +89,7 @@ def test_rows_do_not_depend_on_company() -> None:
 def test_threads_change_no_bit(threads: int) -> None:
     q_RHK = torch.randn(200, 6, 64, generator=torch.Generator().manual_seed(3))
     keys, values = torch.randn(2, 2, 256, 64, generator=torch.Generator().manual_seed(4))
-    rows = PagedRows(
-        torch.arange(256),
-        torch.zeros(200, dtype=torch.int64),
-        torch.arange(200),
-        torch.ones(200, dtype=torch.int64),
-        200,
-    )
+    rows = paged(list(range(256)), list(range(200)), [1] * 200, 200, 1)
     before = torch.get_num_threads()
     outs = []
     try:

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.kernels.tree_attention import tree_attention, visible
+from specdec.kernels.paged import visible
+from specdec.kernels.tree_attention import tree_attention
 from specdec.tree import MAX_DRAFTS, DraftTree
 
 
@@ -120,17 +121,13 @@ def case(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor, Te
     return q_RHK, k_GNK, v_GNK, seen_RN
 
 
-def hidden(seen_RN: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(seen_RN.shape, dtype=dtype).masked_fill_(~seen_RN, -torch.inf)
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_attention_is_torchs_own(shape: tuple[int, ...], rng: random.Random) -> None:
     q_RHK, k_GNK, v_GNK, seen_RN = case(shape, torch.float64)
     scale = rng.random()
-    for mask in (hidden(seen_RN, torch.float64), None):
+    for mask in (~seen_RN, None):
         expected = torch.nn.functional.scaled_dot_product_attention(
-            q_RHK.transpose(0, 1), k_GNK, v_GNK, attn_mask=mask, scale=scale, enable_gqa=True
+            q_RHK.transpose(0, 1), k_GNK, v_GNK, attn_mask=None if mask is None else ~mask, scale=scale, enable_gqa=True
         ).transpose(0, 1)
         got = tree_attention(q_RHK, k_GNK, v_GNK, mask, scale=scale)
         assert got.shape == q_RHK.shape
@@ -145,7 +142,7 @@ def test_softcap_and_sinks_are_their_definitions(
 ) -> None:
     q_RHK, k_GNK, v_GNK, seen_RN = case(shape, torch.float64)
     sinks = torch.randn(shape[2], dtype=torch.float64) if with_sinks else None
-    got = tree_attention(q_RHK, k_GNK, v_GNK, hidden(seen_RN, torch.float64), scale=0.3, softcap=softcap, sinks=sinks)
+    got = tree_attention(q_RHK, k_GNK, v_GNK, ~seen_RN, scale=0.3, softcap=softcap, sinks=sinks)
     expected = softmax_by_hand(q_RHK, k_GNK, v_GNK, seen_RN, 0.3, softcap, sinks)
     torch.testing.assert_close(got, expected, rtol=1e-11, atol=1e-11)
 
@@ -153,10 +150,8 @@ def test_softcap_and_sinks_are_their_definitions(
 @pytest.mark.parametrize("shape", SHAPES)
 def test_fp32_is_fp64_rounded(shape: tuple[int, ...], rng: random.Random) -> None:
     q_RHK, k_GNK, v_GNK, seen_RN = case(shape, torch.float32)
-    got = tree_attention(q_RHK, k_GNK, v_GNK, hidden(seen_RN, torch.float32), scale=0.2, softcap=20.0)
-    exact = tree_attention(
-        q_RHK.double(), k_GNK.double(), v_GNK.double(), hidden(seen_RN, torch.float64), scale=0.2, softcap=20.0
-    )
+    got = tree_attention(q_RHK, k_GNK, v_GNK, ~seen_RN, scale=0.2, softcap=20.0)
+    exact = tree_attention(q_RHK.double(), k_GNK.double(), v_GNK.double(), ~seen_RN, scale=0.2, softcap=20.0)
     assert got.dtype == torch.float32
     torch.testing.assert_close(got.double(), exact, rtol=1e-4, atol=1e-5)
 
@@ -165,13 +160,13 @@ def test_a_row_does_not_depend_on_the_others(rng: random.Random) -> None:
     """Neither on the rows beside it, nor on what the slots that it does not see hold."""
     for shape in SHAPES:
         q_RHK, k_GNK, v_GNK, seen_RN = case(shape, torch.float64)
-        together = tree_attention(q_RHK, k_GNK, v_GNK, hidden(seen_RN, torch.float64), scale=0.3)
+        together = tree_attention(q_RHK, k_GNK, v_GNK, ~seen_RN, scale=0.3)
         for row in {0, shape[0] // 2, shape[0] - 1}:
             own = seen_RN[row : row + 1]
             unseen = ~own[0]
             keys, values = k_GNK.clone(), v_GNK.clone()
             keys[:, unseen], values[:, unseen] = 1e6 * torch.randn(2, *keys[:, unseen].shape, dtype=torch.float64)
-            alone = tree_attention(q_RHK[row : row + 1], keys, values, hidden(own, torch.float64), scale=0.3)
+            alone = tree_attention(q_RHK[row : row + 1], keys, values, ~own, scale=0.3)
             torch.testing.assert_close(alone[0], together[row], rtol=1e-12, atol=1e-12)
 
 

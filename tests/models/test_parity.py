@@ -13,7 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Gemma3TextConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
+from specdec.errors import ModelError
 from specdec.loader import load, open_checkpoint
+from specdec.models.llama import Attention, Llama
 from tests.models.dense import Dense, dense_logits
 from tests.models.tiny import transformers_models
 
@@ -140,6 +142,27 @@ def test_both_spellings_of_a_config_mean_the_same(case: str, old: dict[str, Any]
     raw = {key: value for key, value in json.loads(file.read_text()).items() if key != "rope_parameters"}
     file.write_text(json.dumps(raw | old))
     assert open_checkpoint(tmp_path).config == new
+
+
+def test_norms_of_queries_and_keys_are_one_row_on_disk_for_all_their_heads(tmp_path: Path) -> None:
+    oracle = qwen3()
+    randomise(oracle, seed=1)
+    oracle.save_pretrained(tmp_path)
+    found = load(open_checkpoint(tmp_path))
+    assert isinstance(found, Llama)
+    attention, theirs = found.model.layers[1].self_attn, oracle.model.layers[1].self_attn
+    assert isinstance(attention, Attention)
+    assert attention.qk_norm is not None
+    rows = torch.cat((theirs.q_norm.weight.expand(4, 16), theirs.k_norm.weight.expand(2, 16)))
+    assert torch.equal(attention.qk_norm.weight, rows)
+    file = tmp_path / "model.safetensors"
+    name = "model.layers.1.self_attn.k_norm.weight"
+    save_file(load_file(file) | {name: torch.ones(2, 16)}, file)
+    with pytest.raises(ModelError, match=r"k_norm\.weight has the shape \[2, 16\], expected \[16\]"):
+        load(open_checkpoint(tmp_path))
+    save_file({key: tensor for key, tensor in load_file(file).items() if key != name}, file)
+    with pytest.raises(ModelError, match=f"missing tensors: {name}$"):
+        load(open_checkpoint(tmp_path))
 
 
 def test_a_wrapper_gives_its_text_model(tmp_path: Path) -> None:

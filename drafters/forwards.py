@@ -1,0 +1,57 @@
+"""The forwards of a drafter's model over a cache: replayed from captured graphs where there are any, else launched.
+
+R rows, D width of the features. Knows no text and no logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from specdec.attention import PagedAttention
+from specdec.batch import Batch
+from specdec.protocols import Attend
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from specdec.graphs import Steps
+    from specdec.kv import KVCache, Pool
+
+MOST_ROWS = 512
+
+# (tokens [R], features [R, D] or None, positions [R], attend) -> hidden states [R, D]
+Model = Callable[[Tensor, Tensor | None, Tensor, Attend], Tensor]
+
+
+class Forwards:
+    """Of a model whose rows take features of `width`, or only tokens where that is 0, and see no slot below `first`.
+    Graphs are captured as they are wanted, for batches whose block tables hold up to `pool.captured_blocks`."""
+
+    def __init__(self, model: Model, cache: KVCache, pool: Pool, *, width: int = 0, first: int = 0) -> None:
+        self._model, self._device = model, pool.device
+        self._attention = PagedAttention(cache, pool.device, first)
+        self._steps: Steps | None = None
+        if pool.captured_blocks:
+            from specdec.graphs import Steps  # needs triton, which a CPU does without
+
+            extra = {"features": torch.zeros(1, width, device=pool.device, dtype=pool.dtype)} if width else {}
+            self._steps = Steps(
+                self._attention, self._launch, max_rows=MOST_ROWS, max_blocks=pool.captured_blocks, extra=extra
+            )
+
+    def run(self, batch: Batch, features_RD: Tensor | None) -> Tensor:
+        """Hidden states `[R, D]`."""
+        step = None if self._steps is None else self._steps.find(batch)
+        if self._steps is None or step is None:
+            self._attention.plan(batch)
+            tokens_R, positions_R = batch.tokens_R.to(self._device), batch.positions_R.to(self._device)
+            return self._model(tokens_R, features_RD, positions_R, self._attention)
+        (hidden_RD,) = self._steps.run(step, batch, {} if features_RD is None else {"features": features_RD})
+        return hidden_RD[: batch.num_rows].clone()  # kept while later steps overwrite what the graph writes
+
+    def _launch(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        return (self._model(inputs["tokens"], inputs.get("features"), inputs["positions"], self._attention),)
