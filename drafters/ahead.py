@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.batch import Rows
@@ -32,7 +30,7 @@ class MedusaVoice:
         self.name, self.taps, self.targets, self.levels = heads.name, heads.taps, heads.targets, heads.num_heads
         self._heads = heads
         self._last: dict[Sequence, tuple[int, Tensor]] = {}  # how much is computed, and the feature [D] of its end
-        self._said: dict[tuple[Sequence, int], NDArray[np.float32]] = {}
+        self._said: dict[tuple[Sequence, int], Tensor] = {}
 
     @property
     def num_kept(self) -> int:
@@ -56,16 +54,19 @@ class MedusaVoice:
             (last := self._last.get(grant.seq)) is not None and last[0] == len(grant.seq.tokens) - 1 for grant in grants
         ]
 
-    def expand(self, front: Seq[tuple[Growing, int]]) -> NDArray[np.float32]:
+    def expand(self, front: Seq[tuple[Growing, int]]) -> Tensor:
         """See `Voice`."""
-        keys = [(one.seq, len(one.paths[node])) for one, node in front]
-        for depth in sorted({depth for _, depth in keys}):
-            seqs = [seq for seq, other in dict.fromkeys(keys) if other == depth and (seq, depth) not in self._said]
+        return self.ahead([(one.seq, len(one.paths[node])) for one, node in front])
+
+    def ahead(self, places: Seq[tuple[Sequence, int]]) -> Tensor:
+        """See `Voice`."""
+        for depth in sorted({depth for _, depth in places}):
+            seqs = [seq for seq, other in dict.fromkeys(places) if other == depth and (seq, depth) not in self._said]
             if seqs:
                 features_LD = torch.stack([self._last[seq][1] for seq in seqs])
-                for seq, logits_V in zip(seqs, self._heads.logits(features_LD, depth).cpu().numpy(), strict=True):
+                for seq, logits_V in zip(seqs, self._heads.logits(features_LD, depth), strict=True):
                     self._said[seq, depth] = logits_V
-        return np.stack([self._said[key] for key in keys])
+        return torch.stack([self._said[place] for place in places])
 
     def end(self) -> None:
         """See `Voice`."""
@@ -85,7 +86,7 @@ class MaskedVoice:
         self._head = head
         self._memory = memory
         self._mask_1D = head.mask_features()
-        self._said: dict[Sequence, NDArray[np.float32]] = {}
+        self._said: dict[Sequence, Tensor] = {}
 
     @property
     def num_kept(self) -> int:
@@ -127,12 +128,16 @@ class MaskedVoice:
             count = max(0, count)
             own = [root_1D] if masked_RD is None else [root_1D, masked_RD[row : row + count]]
             row += count
-            self._said[seq] = self._head.logits(torch.cat(own)).cpu().numpy()
+            self._said[seq] = self._head.logits(torch.cat(own))
         return [hidden_D is not None for hidden_D in hidden]
 
-    def expand(self, front: Seq[tuple[Growing, int]]) -> NDArray[np.float32]:
+    def expand(self, front: Seq[tuple[Growing, int]]) -> Tensor:
         """See `Voice`."""
-        return np.stack([self._said[one.seq][len(one.paths[node])] for one, node in front])
+        return self.ahead([(one.seq, len(one.paths[node])) for one, node in front])
+
+    def ahead(self, places: Seq[tuple[Sequence, int]]) -> Tensor:
+        """See `Voice`."""
+        return torch.stack([self._said[seq][depth] for seq, depth in places])
 
     def end(self) -> None:
         """See `Voice`."""

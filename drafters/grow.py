@@ -13,9 +13,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
+from torch import Tensor
 
+from specdec.drafters.guessing import Guessing
 from specdec.drafters.survival import Draws, Guesses, Survival
 from specdec.errors import ConfigError
 from specdec.sequence import Sequence
@@ -66,10 +66,11 @@ class Growing:
         self.children: list[dict[int, int]] = [{}]
         self.guesses: list[Guesses | None] = [None]
         self.num_grown = 0
+        self.by_depth: list[Guesses | None] = []  # what is guessed behind every node of a depth, where that is one
         self._room = min(room, MAX_DRAFTS)
         self._depth = depth
         self._rows = min(rows, MAX_ROWS)
-        self._draws = draws
+        self.draws = draws
         self._grown: set[int] = set()
 
     def front(self, growth: Growth) -> list[int]:
@@ -87,13 +88,15 @@ class Growing:
         ]
         return front[: max(0, places)]
 
-    def grow(
-        self, node: int, logits_V: NDArray[np.float32], growth: Growth, targets_V: NDArray[np.int64] | None
-    ) -> None:
-        """Hang guesses behind a node, from the drafter's logits there."""
+    @property
+    def num_levels(self) -> int:
+        """How many levels can be grown."""
+        return min(self._depth, self._rows)
+
+    def grow(self, node: int, guesses: Guesses | None, growth: Growth) -> None:
+        """Hang guesses behind a node; there may be none."""
         self._grown.add(node)
         self.num_grown += 1
-        guesses = self._draws.guess(logits_V, self.paths[node], growth.branch, targets_V)
         self.guesses[node] = guesses
         if guesses is None:
             return
@@ -142,12 +145,34 @@ def _by_rank(ranks: tuple[tuple[float, ...], ...], depth: int) -> tuple[float, .
     return ranks[depth] if depth < len(ranks) else ()
 
 
-Expand = Callable[[Seq[tuple[Growing, int]]], NDArray[np.float32]]
+Expand = Callable[[Seq[tuple[Growing, int]]], Tensor]
+Ahead = Callable[[Seq[tuple[Sequence, int]]], Tensor]
 
 
-def grow(growing: Seq[Growing], expand: Expand, growth: Growth, targets_V: NDArray[np.int64] | None = None) -> None:
+def look_ahead(growing: Seq[Growing], ahead: Ahead, growth: Growth, guessing: Guessing) -> None:
+    """Guess all levels of trees at once, where the logits `[L, V]` that `ahead` gives for depths of texts are those of
+    every node there, and nothing else of a path matters to its guesses either."""
+    rows = [(one, depth) for one in growing if one.draws.ignores_path for depth in range(one.num_levels)]
+    if not rows:
+        return
+    logits_LV = ahead([(one.seq, depth) for one, depth in rows])
+    places = [(one.draws, (0,) * depth) for one, depth in rows]  # any tokens will do
+    for (one, _), guesses in zip(rows, guessing.guesses(logits_LV, places, growth.branch), strict=True):
+        one.by_depth.append(guesses)
+
+
+def grow(growing: Seq[Growing], expand: Expand, growth: Growth, guessing: Guessing) -> None:
     """Grow all trees together, a level at a time: `expand` gives the logits `[L, V]` behind nodes of some of them, the
-    nodes of a tree in the order in which they are grown. Roots come first."""
+    nodes of a tree in the order in which they are grown. Roots come first. It is not asked for trees whose guesses are
+    known by depth."""
     while front := [(one, node) for one in growing for node in one.front(growth)]:
-        for (one, node), logits_V in zip(front, expand(front), strict=True):
-            one.grow(node, logits_V, growth, targets_V)
+        asked = [(one, node) for one, node in front if not one.by_depth]
+        found: list[Guesses | None] = []
+        if asked:
+            places = [(one.draws, one.paths[node]) for one, node in asked]
+            found = guessing.guesses(expand(asked), places, growth.branch)
+        for (one, node), guesses in zip(asked, found, strict=True):
+            one.grow(node, guesses, growth)
+        for one, node in front:
+            if one.by_depth:
+                one.grow(node, one.by_depth[len(one.paths[node])], growth)

@@ -11,17 +11,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from specdec.drafters.grow import Growing, Growth, grow
+from specdec.drafters.grow import Ahead, Growing, Growth, grow, look_ahead
+from specdec.drafters.guessing import Guessing
 from specdec.drafters.memory import News
 from specdec.drafters.survival import Draws, Survival
 from specdec.tree import EMPTY, DraftTree, root
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from specdec.batch import Batch
     from specdec.sequence import Grant, Sequence, Span
 
@@ -49,6 +47,12 @@ class Voice(Protocol):
         """How many tokens ahead it can guess; None: any number."""
         ...
 
+    @property
+    def ahead(self) -> Ahead | None:
+        """fp32 logits `[L, V]` at depths of texts, for one to whom the guesses before do not matter; None for others.
+        It may be asked for a depth below `levels`, and below the slots that were granted."""
+        ...
+
     def features(self, taps: Seq[Tensor]) -> Tensor:
         """`[R, D]`, from the target's taps of R rows: what is kept of each position."""
         ...
@@ -61,9 +65,9 @@ class Voice(Protocol):
         """Whether it can guess what follows the last known token of each text. One known token is pending in each."""
         ...
 
-    def expand(self, front: Seq[tuple[Growing, int]]) -> NDArray[np.float32]:
-        """fp32 logits behind nodes of growing trees, `[len(front), V]`, the nodes of a tree in the order in which they
-        are grown; first come the roots."""
+    def expand(self, front: Seq[tuple[Growing, int]]) -> Tensor:
+        """fp32 logits behind nodes of growing trees, `[len(front), V]`, on the model's device. The nodes of a tree are
+        in the order in which they are grown; first come the roots."""
         ...
 
     def end(self) -> None:
@@ -117,7 +121,7 @@ class ModelDrafter:
         self._growth = growth or Growth()
         self._max_length = max_length
         self._survival = Survival()
-        self._targets_V = None if voice.targets is None else voice.targets.cpu().numpy()
+        self._guessing = Guessing(vocab_size, voice.targets)
         self._asked: set[Sequence] = set()
         self._grown: dict[Sequence, Growing] = {}
 
@@ -139,8 +143,11 @@ class ModelDrafter:
             for (grant, depth), able in zip(ready, can, strict=True)
             if able
         }
+        growing = list(self._grown.values())
         try:
-            grow(list(self._grown.values()), self._voice.expand, self._growth, self._targets_V)
+            if self._voice.ahead is not None:
+                look_ahead(growing, self._voice.ahead, self._growth, self._guessing)
+            grow(growing, self._voice.expand, self._growth, self._guessing)
         finally:
             self._voice.end()
         return [self._tree(grant) for grant in grants]

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.batch import Rows
@@ -20,8 +19,6 @@ from specdec.drafters.heads import Head
 from specdec.drafters.memory import News
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from specdec.sequence import Grant, Sequence
 
 
@@ -62,6 +59,7 @@ class Recurrent:
     """Satisfies `Voice`."""
 
     levels = None
+    ahead = None
 
     def __init__(self, head: Head, context: Context) -> None:
         self.name, self.taps, self.targets = head.name, head.taps, head.targets
@@ -92,14 +90,13 @@ class Recurrent:
         }
         return [hidden_D is not None for hidden_D in hidden]
 
-    def expand(self, front: Seq[tuple[Growing, int]]) -> NDArray[np.float32]:
+    def expand(self, front: Seq[tuple[Growing, int]]) -> Tensor:
         """See `Voice`."""
         fresh = [(one, node) for one, node in front if node not in self._branches[one.seq].hidden]
         if fresh:
             self._run(fresh)
         hidden_LD = torch.stack([self._branches[one.seq].hidden[node] for one, node in front])
-        logits_LV: NDArray[np.float32] = self._head.logits(hidden_LD).cpu().numpy()
-        return logits_LV
+        return self._head.logits(hidden_LD)
 
     def end(self) -> None:
         """See `Voice`."""

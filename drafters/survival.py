@@ -7,24 +7,23 @@ list of drafts: Rowan, Phan, Khisti, arXiv 2506.05632. Order follows docs/design
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from specdec.errors import SpecdecError
-from specdec.kernels.sample import GREEDY_BELOW, gumbel, noise_words, surviving
+from specdec.free import FREE_TEXT
+from specdec.kernels.guess import TEMPERS, guess_row
+from specdec.kernels.sample import GREEDY_BELOW, gumbel, noise_words
 from specdec.mask import bits
 from specdec.policy import where
-from specdec.sampling import scores
+from specdec.sampling import is_penalized, scores
 from specdec.sequence import Sequence
 
-TEMPERS = np.array([0.35, 0.5, 0.71, 1.0, 1.41, 2.0, 2.83, 4.0])
-PLAIN = 3  # its place of 1.0
+PLAIN = 3  # the place of 1.0 in TEMPERS
 MEMORY = 0.98  # what a draw weighs after the next one of its kind
-OUTSIDE = 4.0  # nats that a token loses where the drafter's own filters would drop it
-BINS_A_NAT, BINS = 4, 256
 MAX_DEPTH_BITS = 4  # depths of 8 and more are one kind
 
 Kind = tuple[str, int]  # the place in a grammar, the bits of the depth
@@ -72,10 +71,16 @@ class Draws:
     of their position."""
 
     def __init__(self, seq: Sequence, survival: Survival, vocab_size: int) -> None:
-        self._seq = seq
+        self.seq = seq
         self._survival = survival
         self._vocab_size = vocab_size
         self._noise: dict[int, NDArray[np.float64]] = {}
+
+    @property
+    def ignores_path(self) -> bool:
+        """Whether equal logits mean equal guesses behind all paths of one length: nothing is penalized, and no grammar
+        has a say."""
+        return self.seq.constraint is FREE_TEXT and not is_penalized(self.seq.request.sampling)
 
     def guess(
         self, logits_V: NDArray[np.float32], path: tuple[int, ...], count: int, targets_V: NDArray[np.int64] | None
@@ -87,7 +92,7 @@ class Draws:
         since the target's may keep other tokens. `targets_V` are the target's ids of a drafter with a vocabulary of its
         own; other ids are never guessed. None where nothing can follow or the logits are not numbers.
         """
-        seq, sampling = self._seq, self._seq.request.sampling
+        seq, sampling = self.seq, self.seq.request.sampling
         if targets_V is not None:
             own_V, logits_V = logits_V, np.full(self._vocab_size, -np.inf, np.float32)
             logits_V[targets_V] = own_V
@@ -96,63 +101,26 @@ class Draws:
             scores_V = scores(logits_V, seq, path, None if words is None else bits(words, self._vocab_size))
         except SpecdecError:
             return None
-        ids = None
-        values_V: NDArray[np.float32] | NDArray[np.float64] = scores_V
-        if sampling.temperature >= GREEDY_BELOW:
-            scaled_V = scores_V / np.float32(sampling.temperature)
-            ids = surviving(scaled_V, sampling.top_k, sampling.top_p, sampling.min_p)
-            values_V = self._noise_at(len(path)) + scaled_V
-        if words is not None or targets_V is not None:
-            possible = np.flatnonzero(values_V > -np.inf)
-            outside = None if ids is None else ~np.isin(possible, ids, assume_unique=True)
-        else:
-            possible = None
-            outside = None if ids is None else np.ones(len(values_V), np.bool_)
-            if outside is not None:
-                outside[ids] = False
-        values_N = values_V if possible is None else values_V[possible]
-        kind = (where(words), min(MAX_DEPTH_BITS, (len(path) + 1).bit_length()))
-        places, chances_GN = _ranked(values_N, outside, count)
-        return Guesses(
-            kind,
-            tuple(int(place) for place in (places if possible is None else possible[places])),
-            chances_GN,
-            tuple(chances_GN[self._survival.temper(kind)].tolist()),
+        tokens, chances_GN = guess_row(
+            scores_V,
+            self._noise_at(len(path)) if sampling.temperature >= GREEDY_BELOW else None,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            count=count,
         )
+        return self.guesses(tokens.tolist(), chances_GN, path, words)
+
+    def guesses(
+        self, tokens: Seq[int], chances_GN: NDArray[np.float64], path: tuple[int, ...], words: NDArray[np.int32] | None
+    ) -> Guesses:
+        """`tokens` as guesses of what follows `path`, where the grammar's mask has these `words`. They survive by the
+        temper that has predicted best at such places."""
+        kind = (where(words), min(MAX_DEPTH_BITS, (len(path) + 1).bit_length()))
+        return Guesses(kind, tuple(tokens), chances_GN, tuple(chances_GN[self._survival.temper(kind)].tolist()))
 
     def _noise_at(self, depth: int) -> NDArray[np.float64]:
         if depth not in self._noise:
-            self._noise[depth] = gumbel(noise_words(self._seq.seed, len(self._seq.tokens) + depth, self._vocab_size))
+            self._noise[depth] = gumbel(noise_words(self.seq.seed, len(self.seq.tokens) + depth, self._vocab_size))
         return self._noise[depth]
-
-
-def _ranked(
-    values_N: NDArray[np.float32] | NDArray[np.float64], outside_N: NDArray[np.bool_] | None, count: int
-) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-    """Places of the best values, those not `outside` first, and their chances `[G, count]` under each temper: a softmax
-    that never rises along the places."""
-    values_N = values_N.astype(np.float64)
-    if outside_N is None:
-        places = _top(values_N, count)
-    else:
-        inside, beyond = np.flatnonzero(~outside_N), np.flatnonzero(outside_N)
-        places = inside[_top(values_N[inside], count)]
-        places = np.concatenate([places, beyond[_top(values_N[beyond], count - len(places))]])
-        values_N[beyond] -= OUTSIDE
-    distances_N = values_N.max() - values_N
-    bins_N = np.minimum(distances_N * BINS_A_NAT, BINS - 1).astype(np.int64)
-    counts = np.bincount(bins_N, minlength=BINS) - np.bincount(bins_N[places], minlength=BINS)
-    middles = (np.arange(BINS) + 0.5) / BINS_A_NAT
-    weights_GN = np.exp(-distances_N[places] / TEMPERS[:, None])
-    totals_G = weights_GN.sum(1) + (counts * np.exp(-middles / TEMPERS[:, None])).sum(1)
-    return places, np.minimum.accumulate(weights_GN / totals_G[:, None], 1)
-
-
-def _top(values_N: NDArray[np.float64], count: int) -> NDArray[np.intp]:
-    """Places of the largest values, ties by the lowest place."""
-    count = min(count, len(values_N))
-    if count <= 0:
-        return np.empty(0, np.intp)
-    kth = torch.from_numpy(values_N).topk(count).values[-1].item()
-    places = np.flatnonzero(values_N >= kth)
-    return places[np.lexsort((places, -values_N[places]))][:count]

@@ -71,21 +71,9 @@ def draw_rows(
     num_rows, vocab_size = scores_LV.shape
     num_chunks = triton.cdiv(vocab_size, drawing.block)
     tokens_L = scores_LV.new_empty(num_rows, dtype=torch.int64)
-    thresholds_L, last_L = scores_LV.new_empty(num_rows), scores_LV.new_empty(num_rows, dtype=torch.int32)
     best_LC = scores_LV.new_empty(num_rows, num_chunks, dtype=torch.int64)
     if num_rows:
-        floors_L = draws.min_p_L.double().log().float()
-        # The kernels' own sums are no better than fp32.
-        filters = (draws.temperature_L, draws.top_k_L, draws.top_p_L.float(), floors_L)
-        scaled_LV = torch.empty_like(scores_LV, memory_format=torch.contiguous_format)
-        scale_kernel[(num_rows, num_chunks)](
-            *(scaled_LV, scores_LV, *filters, scores_LV.stride(0), vocab_size), BLOCK=drawing.block, **drawing.options
-        )
-        filter_kernel[(num_rows,)](
-            *(thresholds_L, last_L, scaled_LV, *filters, vocab_size),
-            BLOCK=filtering.block,
-            **filtering.options,
-        )
+        thresholds_L, last_L = thresholds(scores_LV, draws, filtering, drawing)
         draw_kernel[(num_rows, num_chunks)](
             *(best_LC, scores_LV, thresholds_L, last_L, draws.temperature_L, draws.seeds_L, draws.positions_L),
             *(scores_LV.stride(0), vocab_size),
@@ -99,6 +87,24 @@ def draw_rows(
             enable_fp_fusion=False,
         )
     return tokens_L
+
+
+def thresholds(scores_LV: Tensor, draws: Draws, filtering: Tuning, scaling: Tuning) -> tuple[Tensor, Tensor]:
+    """What the filters of each row keep: of its scaled scores those above a threshold (fp32 `[L]`), and those equal to
+    it up to a last token (int32 `[L]`). There is at least one row."""
+    num_rows, vocab_size = scores_LV.shape
+    thresholds_L, last_L = scores_LV.new_empty(num_rows), scores_LV.new_empty(num_rows, dtype=torch.int32)
+    floors_L = draws.min_p_L.double().log().float()
+    # The kernels' own sums are no better than fp32.
+    filters = (draws.temperature_L, draws.top_k_L, draws.top_p_L.float(), floors_L)
+    scaled_LV = torch.empty_like(scores_LV, memory_format=torch.contiguous_format)
+    scale_kernel[(num_rows, triton.cdiv(vocab_size, scaling.block))](
+        *(scaled_LV, scores_LV, *filters, scores_LV.stride(0), vocab_size), BLOCK=scaling.block, **scaling.options
+    )
+    filter_kernel[(num_rows,)](
+        *(thresholds_L, last_L, scaled_LV, *filters, vocab_size), BLOCK=filtering.block, **filtering.options
+    )
+    return thresholds_L, last_L
 
 
 @triton.jit

@@ -25,7 +25,7 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 from triton.compiler.errors import CompilationError
 
-from specdec.kernels.gpu import activation, attention, kv, logprobs, mask, noise, norm, rotary, sample
+from specdec.kernels.gpu import activation, attention, guess, kv, logprobs, mask, noise, norm, rotary, sample
 from specdec.kernels.gpu.tuning import Tuning, fitting_warps
 
 TARGETS: Mapping[str, GPUTarget] = {
@@ -110,6 +110,7 @@ def compilations() -> Iterator[Compilation]:
     ]
     for kernel, types, constant, size, warps in joins:
         yield Compilation(kernel, types, {constant: size}, warps, aligned=False)
+    yield from guesses()
     yield from layers()
     yield from attention_compilations()
 
@@ -237,6 +238,19 @@ def attention_compilations() -> Iterator[Compilation]:
         for back in (False, True):
             types = ("*bf16", "*bf16", "*i64", *["i32"] * 4)
             yield Compilation(kv.stage_kernel, types, {"BACK": back, **sizes}, kv.WARPS)
+
+
+def guesses() -> Iterator[Compilation]:
+    """A drafter's guesses; 8 of each of as many chunks as 32,768 and 262,144 tokens have."""
+    types = ("*i64", "*fp32", "*fp32", "*fp32", "*fp32", "*i32", "*fp32", "*i64", "*i64", "i32", "i32", "i32")
+    for tuning in guess.TUNINGS:
+        yield Compilation(guess.chunk_guess_kernel, types, {"BLOCK": tuning.block}, tuning.warps)
+    first = guess.TUNINGS[0]
+    yield Compilation(guess.chunk_guess_kernel, types, {"BLOCK": first.block}, first.warps, aligned=False)
+    joined = ("*i32", "*fp32", "*i64", "*fp32", "*fp32", "*fp32", "i32", "i32")
+    for chunks in (16, 128):
+        sizes = {"SIZE": 8 * chunks, "CHUNKS": chunks}
+        yield Compilation(guess.guess_kernel, joined, sizes, guess.JOIN_WARPS, aligned=False)
 
 
 def report(compilation: Compilation, target_name: str) -> Report:

@@ -115,7 +115,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Seen]]:
     guess = Draws.guess
 
     def watching(self: Draws, logits_V: Any, path: tuple[int, ...], *rest: Any) -> Any:
-        seen.append(Seen(list(self._seq.tokens), path, torch.from_numpy(logits_V.copy())))
+        seen.append(Seen(list(self.seq.tokens), path, torch.from_numpy(logits_V.copy())))
         return guess(self, logits_V, path, *rest)
 
     with monkeypatch.context() as patch:

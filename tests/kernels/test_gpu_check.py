@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("triton", reason="triton is not installed: it comes with the extra `gpu`, on Linux")
 
 ALL = [
-    *("machine", "noise", "mask", "penalties", "biases", "draw", "logprobs", "drawing"),
+    *("machine", "noise", "mask", "penalties", "biases", "draw", "guesses", "logprobs", "drawing"),
     *("norm", "rotary", "activation", "attention", "kv", "engine", "steps"),
 ]
 # What the package needs besides torch, triton, numpy and safetensors.
