@@ -17,7 +17,7 @@ from specdec import __version__
 from specdec.batch import NOBODY
 from specdec.chat import ChatTemplate
 from specdec.config import EngineConfig
-from specdec.costs import cost_table, drafter_costs
+from specdec.costs import cost_table, drafter_costs, warm
 from specdec.cpu import cpu_name
 from specdec.drafters.grow import Growth, read_ranks
 from specdec.drafters.open import Setup, family
@@ -183,6 +183,8 @@ def build(
         runner = GraphRunner(plain, max_rows=config.max_rows, max_blocks=captured_blocks)
         runner.capture(engine.drafting.taps)
         engine.runner = runner
+    if device == "cuda":
+        warm(engine)
     if options.policy == "auto":
         facts, folder = _facts(checkpoint, options, device), cache_folder() / "costs"
         costs = cost_table(engine, facts, folder)
