@@ -171,8 +171,8 @@ def test_a_draft_model_that_was_not_asked_catches_up_in_one_forward(monkeypatch:
 
     monkeypatch.setattr(engine.policy, "ask", deaf)
     (drafter,) = engine.drafting.drafters
-    memory = drafter._voice._context  # type: ignore[attr-defined]
-    monkeypatch.setattr(memory, "_model", counting)
+    forwards = drafter._voice._context._forwards  # type: ignore[attr-defined]
+    monkeypatch.setattr(forwards, "_model", counting)
     with watched(monkeypatch) as seen:
         run(engine, [Request((5, 9, 3), SAMPLINGS["filtered"], Stopping(max_tokens=30))])
     asked = [step for step, _ in rows if step > 1]
