@@ -44,7 +44,7 @@ def test_of_the_logits_of_a_forward_that_is_timed_one_number_comes_to_the_host()
                 fetched.append(args[0].numel())
             return func(*args, **(kwargs or {}))
 
-    with Noted():  # type: ignore[no-untyped-call]
+    with Noted():
         measure(new_engine())
     assert set(fetched) == {1}
 
