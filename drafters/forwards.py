@@ -29,13 +29,23 @@ Model = Callable[[Tensor, Tensor | None, Tensor, Attend], Tensor]
 
 class Forwards:
     """Of a model whose rows take features of `width`, or only tokens where that is 0, and see no slot below `first`.
-    Graphs are captured as they are wanted, for batches whose block tables hold up to `pool.captured_blocks`."""
+    Graphs are captured as they are wanted, for batches whose block tables hold up to `pool.captured_blocks`; none of a
+    model that is not `capturable`, as what it launches depends on what it computes."""
 
-    def __init__(self, model: Model, cache: KVCache, pool: Pool, *, width: int = 0, first: int = 0) -> None:
+    def __init__(
+        self,
+        model: Model,
+        cache: KVCache,
+        pool: Pool,
+        *,
+        width: int = 0,
+        first: int = 0,
+        capturable: bool = True,
+    ) -> None:
         self._model, self._device = model, pool.device
         self._attention = PagedAttention(cache, pool.device, first)
         self._steps: Steps | None = None
-        if pool.captured_blocks:
+        if pool.captured_blocks and capturable:
             from specdec.graphs import Steps  # needs triton, which a CPU does without
 
             extra = {"features": torch.zeros(1, width, device=pool.device, dtype=pool.dtype)} if width else {}

@@ -53,14 +53,16 @@ class News:
 
 class Memory:
     """Satisfies `recurrent.Context` for a model with attention `layers` of its own. `width` is that of the features
-    that its rows take; 0 for one that takes only tokens. After Li et al., EAGLE (arXiv 2401.15077): pairs of a feature
-    and the token behind it."""
+    that its rows take; 0 for one that takes only tokens. `capturable`: see `Forwards`. After Li et al., EAGLE (arXiv
+    2401.15077): pairs of a feature and the token behind it."""
 
-    def __init__(self, model: Model, layers: Seq[LayerShape], width: int, pool: Pool) -> None:
+    def __init__(
+        self, model: Model, layers: Seq[LayerShape], width: int, pool: Pool, *, capturable: bool = True
+    ) -> None:
         self._pool = pool
         self._first = int(width > 0)
         self._cache = KVCache(layers, pool.num_blocks, pool.block_size, device=pool.device, dtype=pool.dtype)
-        self._forwards = Forwards(model, self._cache, pool, width=width, first=self._first)
+        self._forwards = Forwards(model, self._cache, pool, width=width, first=self._first, capturable=capturable)
         self._features_BD = torch.zeros(pool.num_blocks, width, device=pool.device, dtype=pool.dtype)
         pool.own(self._cache)
         pool.own(self)

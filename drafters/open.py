@@ -15,6 +15,7 @@ from specdec.drafters.draft_model import Borrowed, CausalHead
 from specdec.drafters.heads import Head, Target
 from specdec.drafters.heads.checkpoint import DRAFT_MODEL, family_of, open_head
 from specdec.drafters.heads.medusa import Medusa
+from specdec.drafters.heads.mtp import Mtp
 from specdec.drafters.heads.peagle import PEagle
 from specdec.drafters.memory import Memory
 from specdec.drafters.model_drafter import ModelDrafter, Voice
@@ -117,7 +118,8 @@ def voice_of(head: Head | Medusa, pool: Pool, hidden_size: int) -> Voice:
         with torch.inference_mode():
             nothing = torch.zeros(1, hidden_size, device=pool.device, dtype=pool.dtype)
             width = head.features([nothing] * len(head.taps)).shape[1]
-    memory = Memory(head.forward, head.layers, width, pool)
+    capturable = not (isinstance(head, Mtp) and head.has_experts)
+    memory = Memory(head.forward, head.layers, width, pool, capturable=capturable)
     return MaskedVoice(head, memory) if isinstance(head, PEagle) else Recurrent(head, memory)
 
 

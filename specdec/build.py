@@ -345,6 +345,7 @@ def _facts(checkpoint: Checkpoint, options: Options, device: str) -> dict[str, o
         "dtype": options.dtype,
         "quantize": options.quantize,
         "block_size": options.block_size,
+        "enforce_eager": options.enforce_eager,
         "device": torch.cuda.get_device_name() if device == "cuda" else cpu_name(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,

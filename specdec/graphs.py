@@ -1,7 +1,7 @@
 """Forwards that a GPU replays as captured graphs: one for each of a few numbers of rows, whatever the sequences, trees
 and contexts of a batch. Knows no sequence, no tree and no policy.
 
-R rows, L logits rows, V vocabulary, D width, B blocks of all tables, W items of work, J joins.
+R rows, L logits rows, D width, B blocks of all tables, W items of work, J joins.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ from specdec.staging import Staging, laid_out, room_for
 logger = logging.getLogger(__name__)
 
 ROWS = (1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32), *range(256, 513, 64))
-# Up to so many rows the head reads all of them, asked or not, so that the last chunks of prompts fit a graph too.
-ALL_ASK = 128
 
 Inputs = Mapping[str, Tensor]
 # From a step's inputs, of which `tokens` and `positions` are int64 `[R]`, to what it computes, of R rows each.
@@ -222,7 +220,10 @@ class Steps:
 
 class GraphRunner:
     """Satisfies `Runner` with what a `TorchRunner` holds. `capture` makes the graphs; before it, and for batches and
-    taps that none was made for, the forward is the other runner's. Logits are valid until the next forward."""
+    taps that none was made for, the forward is the other runner's.
+
+    The head is launched behind a graph: what a graph writes is kept for good, and of logits for each number of rows
+    that would be gigabytes. So it reads no row that does not ask, either."""
 
     def __init__(self, runner: TorchRunner, *, max_rows: int, max_blocks: int) -> None:
         self.vocab_size, self.model, self.cache = runner.vocab_size, runner.model, runner.cache
@@ -239,7 +240,7 @@ class GraphRunner:
 
         def launch(inputs: Inputs) -> tuple[Tensor, ...]:
             hidden_RD, tapped = model.forward(inputs["tokens"], inputs["positions"], attention, self._taps)
-            return model.logits(hidden_RD), *tapped
+            return hidden_RD, *tapped
 
         self._steps = Steps(attention, launch, max_rows=self._max_rows, max_blocks=self._max_blocks)
         self._steps.capture()
@@ -250,18 +251,19 @@ class GraphRunner:
         step = self.step_for(batch, taps)
         if self._steps is None or step is None:
             return self._runner.forward(batch, taps)
-        logits_RV, *tapped = self._steps.run(step, batch)
-        if batch.num_logits == batch.num_rows:
-            logits_LV = logits_RV[: batch.num_rows]
-        else:
-            logits_LV = logits_RV.index_select(0, step.inputs["logit_rows"][: batch.num_logits])
+        hidden_RD, *tapped = self._steps.run(step, batch)
         # Taps are kept by drafters while later steps overwrite what the graph writes.
-        return Forward(logits_LV, tuple(tap_RD[: batch.num_rows].clone() for tap_RD in tapped))
+        taps_RD = tuple(tap_RD[: batch.num_rows].clone() for tap_RD in tapped)
+        if batch.num_logits == 0:  # nothing but chunks of prompts: the head has no row to read
+            return Forward(torch.empty(0, self.vocab_size), taps_RD)
+        hidden_LD = hidden_RD[: batch.num_rows]
+        if batch.num_logits < batch.num_rows:
+            hidden_LD = hidden_RD.index_select(0, step.inputs["logit_rows"][: batch.num_logits])
+        return Forward(self.model.logits(hidden_LD), taps_RD)
 
     def step_for(self, batch: Batch, taps: Sequence[int] = ()) -> Step | None:
         """The step that a forward replays, if any."""
-        few_ask = batch.num_logits < batch.num_rows and batch.num_rows > ALL_ASK
-        if self._steps is None or tuple(taps) != self._taps or few_ask:
+        if self._steps is None or tuple(taps) != self._taps:
             return None
         return self._steps.find(batch)
 

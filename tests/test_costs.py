@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch.overrides import TorchFunctionMode
 
 from specdec.config import EngineConfig
-from specdec.costs import ROWS, cost_table, drafter_costs, warm
+from specdec.costs import ROWS, cost_table, drafter_costs, measure, warm
 from specdec.drafters.none import NoDrafter
 from specdec.drafters.suffix import SuffixDrafter
 from specdec.drawing import WIDTHS
@@ -35,6 +36,20 @@ def test_forwards_are_measured_once_for_the_same_facts(tmp_path: Path) -> None:
     cost_table(engine, {"model": "b"}, tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
     engine.scheduler.pool.check([])
+
+
+def test_of_the_logits_of_a_forward_that_is_timed_one_number_comes_to_the_host() -> None:
+    fetched: list[int] = []
+
+    class Noted(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if getattr(func, "__name__", "") == "cpu":
+                fetched.append(args[0].numel())
+            return func(*args, **(kwargs or {}))
+
+    with Noted():
+        measure(new_engine())
+    assert set(fetched) == {1}
 
 
 def test_drafts_are_measured_by_drafter_and_leave_nothing_behind(tmp_path: Path) -> None:

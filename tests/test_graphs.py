@@ -15,13 +15,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 pytest.importorskip("triton", reason="triton is not installed: it comes with the extra `gpu`, on Linux")
 
 from specdec.batch import Batch, Rows
-from specdec.graphs import ALL_ASK, ROWS, GraphRunner
+from specdec.graphs import ROWS, GraphRunner
 from specdec.kernels.device import interpreted
 from specdec.protocols import Forward
 from specdec.runner import TorchRunner
 from specdec.staging import Staging
 from tests.no_sync import no_sync
-from tests.tiny import tiny_model
+from tests.tiny import LLAMA, tiny_model
 
 BLOCK_SIZE, NUM_BLOCKS, VOCAB_SIZE = 4, 40, 96
 TAPS = (1,)
@@ -135,9 +135,30 @@ def test_rows_of_nobody_are_rows() -> None:
     assert quiet.padded(8).logit_rows_L.tolist() == [3, 4]
 
 
-def test_numbers_of_rows_rise_and_hold_all_that_ask() -> None:
+def test_numbers_of_rows_rise() -> None:
     assert list(ROWS) == sorted(set(ROWS))
-    assert ALL_ASK in ROWS
+
+
+def test_what_graphs_keep_is_as_wide_as_the_model_and_logits_outlast_the_next_forward() -> None:
+    _, graphs = runners("llama")
+    one, other = (Batch.of([text([3, 5, 7, 8], length)], BLOCK_SIZE) for length in (9, 7))
+    with torch.inference_mode(), interpreted():
+        step = graphs.step_for(one, TAPS)
+        assert step is not None
+        step.load(one, {}, Staging("cpu"))
+        assert {tuple(out.shape) for out in step.launch()} == {(16, LLAMA["hidden_size"])}
+        first = graphs.forward(one, TAPS).logits_LV
+        kept = first.clone()
+        graphs.forward(other, TAPS)
+    assert torch.equal(first, kept)
+
+
+def test_chunks_that_ask_for_nothing_read_no_head() -> None:
+    _, graphs = runners("llama")
+    with interpreted():
+        forward = graphs.forward(Batch.of([text([3, 5, 7, 8], 9, asking=0)], BLOCK_SIZE), TAPS)
+    assert forward.logits_LV.shape == (0, VOCAB_SIZE)
+    assert forward.taps[0].shape[0] == 9
 
 
 # What reaches torch's dispatcher

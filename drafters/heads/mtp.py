@@ -110,6 +110,11 @@ class Mtp(nn.Module):
         self.name, self.layers, self.taps = "mtp", layers, taps
         self.body, self.convention, self.target = body, convention, target
 
+    @property
+    def has_experts(self) -> bool:
+        """Whether its layer is a mixture: which experts run is read back from what the router computes."""
+        return any(isinstance(module, Mixture) for module in self.body.modules())
+
     def features(self, taps: Sequence[Tensor]) -> Tensor:
         """See `Head.features`: the target's hidden state as it is."""
         return taps[0]

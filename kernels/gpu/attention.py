@@ -61,8 +61,8 @@ def tunings(queries: int, head_size: int, element_size: int, ampere: bool = Fals
             return (Tuning(16, 16, 4, 5), Tuning(32, 16, 4, 3))
         return (Tuning(32, 32, 4, 5), Tuning(64, 16 if queries < SMALL else 32, 4, 3))
     if queries <= 64:
-        return (Tuning(16, 16, 8, 3),) if wide else (Tuning(32, 32, 4, 3), Tuning(64, 32, 8, 2))
-    return (Tuning(32, 16, 8, 2),) if ampere else (Tuning(64, 16, 8, 2), Tuning(32, 16, 8, 3))
+        return (Tuning(32, 16, 8, 2, 64),) if wide else (Tuning(32, 32, 4, 3), Tuning(64, 32, 8, 2))
+    return (Tuning(32, 16, 8, 2),) if ampere else (Tuning(64, 16, 8, 2), Tuning(32, 32, 8, 3))
 
 
 def largest_tile(head_size: int, element_size: int) -> int:
@@ -105,7 +105,8 @@ def paged_attention(
         # The interpreter cannot multiply in bf16.
         dot = torch.float32 if keys_GNK.dtype is torch.bfloat16 and not keys_GNK.is_cuda else keys_GNK.dtype
         partial_PHK = q_RHK.new_empty(work.num_partials, num_heads, head_size, dtype=torch.float32)
-        highest_PH, sums_PH = partial_PHK.new_empty(2, work.num_partials, num_heads)
+        # One by one: the second of two in one tensor is aligned or not by their length, and compiled for either.
+        highest_PH, sums_PH = (partial_PHK.new_empty(work.num_partials, num_heads) for _ in range(2))
         sinks_H = out_RHK if sinks is None else sinks
         size = triton.next_power_of_2(max(FEWEST, head_size))
         if len(work.items):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,7 +15,12 @@ from transformers.modeling_layers import MtpLayer
 from specdec.drafters.heads import Head
 from specdec.drafters.heads.checkpoint import family_of, open_head
 from specdec.drafters.heads.mtp import Mtp
+from specdec.drafters.memory import Memory
+from specdec.drafters.open import voice_of
+from specdec.drafters.recurrent import Recurrent
 from specdec.errors import ConfigError, ModelError
+from specdec.kv import Pool
+from specdec.models.llama import Layer
 from tests.drafters.head_files import (
     LAYERS,
     RECORDED,
@@ -33,6 +38,7 @@ from tests.drafters.head_files import (
 from tests.drafters.reference import ReferenceLayer, rms
 from tests.drafters.rows import Rows, causal
 from tests.models.tiny import transformers_models
+from tests.no_sync import Synchronises, no_sync
 
 ROWS, LEVELS, HEADS, KV_HEADS, SIZE = 7, 3, 4, 2, 8
 EMBEDDING, LM_HEAD = (random_tensors({"x": (VOCABULARY, WIDTH)}, seed)["x"] for seed in (1, 2))
@@ -137,6 +143,25 @@ def test_the_first_step_gives_the_logits_of_transformers(body: str, spelling: st
     worst = off_by(first_step(opened(tmp_path), tokens, [hidden]), expected)
     print(f"{body}, {spelling}: largest difference {worst:.2e}")
     assert worst < 1e-5
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_graphs_are_captured_of_no_mixture_as_it_reads_back_which_experts_run(body: str, tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="triton is not installed: it comes with the extra `gpu`, on Linux")
+    _, _, raw, tensors = made(body, "deepseek")
+    write(tmp_path, raw, tensors)
+    head = opened(tmp_path)
+    layer = cast(Layer, head.body.layers[0])
+    with torch.inference_mode(), no_sync():
+        if head.has_experts:
+            with pytest.raises(Synchronises):
+                layer.mlp(torch.ones(3, WIDTH))
+        else:
+            layer.mlp(torch.ones(3, WIDTH))
+    voice = voice_of(head, Pool(9, 4, "cpu", torch.float32, captured_blocks=50), WIDTH)
+    assert isinstance(voice, Recurrent)
+    assert isinstance(voice._context, Memory)
+    assert (voice._context._forwards._steps is None) == head.has_experts
 
 
 @pytest.mark.parametrize("case", sorted(folder.name for folder in RECORDED.glob("mtp-*")))
