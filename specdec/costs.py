@@ -77,8 +77,10 @@ def measure(engine: Engine) -> dict[int, float]:
             for count in counts:
                 span = Span(seq, 1, chain(0, [0] * (count - 1), "costs"), 0, 0, context)
                 start = time.perf_counter()
-                # One number waits for all; copying the logits would be most of the time where they are far away.
-                engine.runner.forward(Batch.build([span], config.block_size)).logits_LV[-1, -1].cpu()
+                batch = Batch.build([span], config.block_size)
+                # With the engine's taps, for graphs are captured with these. One number waits for all; copying the
+                # logits would be most of the time where they are far away.
+                engine.runner.forward(batch, engine.drafting.taps).logits_LV[-1, -1].cpu()
                 times[count].append((time.perf_counter() - start) * 1e3)
     finally:
         pool.release(blocks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 from torch.overrides import TorchFunctionMode
 
+from specdec.batch import Batch
 from specdec.config import EngineConfig
 from specdec.costs import ROWS, cost_table, drafter_costs, measure, warm
 from specdec.drafters.none import NoDrafter
 from specdec.drafters.suffix import SuffixDrafter
+from specdec.drafting import Drafting
 from specdec.drawing import WIDTHS
 from specdec.engine import Engine
 from specdec.kernels.device import interpreted
+from specdec.protocols import Forward
 from tests.fakes import BigramRunner, hash_engine, letters
 
 
@@ -50,6 +53,22 @@ def test_of_the_logits_of_a_forward_that_is_timed_one_number_comes_to_the_host()
     with Noted():
         measure(new_engine())
     assert set(fetched) == {1}
+
+
+def test_forwards_are_timed_with_the_taps_that_steps_have() -> None:
+    engine, drafter = new_engine(), NoDrafter()
+    drafter.taps = (0, 2)
+    engine.drafting = Drafting([drafter], 8, engine.metrics)
+    taken: set[tuple[int, ...]] = set()
+    inner = engine.runner.forward
+
+    def noted(batch: Batch, taps: Sequence[int] = ()) -> Forward:
+        taken.add(tuple(taps))
+        return inner(batch, taps)
+
+    engine.runner.forward = noted  # type: ignore[method-assign]
+    measure(engine)
+    assert taken == {(0, 2)}
 
 
 def test_drafts_are_measured_by_drafter_and_leave_nothing_behind(tmp_path: Path) -> None:
