@@ -47,22 +47,22 @@ class Tuning:
         return {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
 
 
-def tunings(queries: int, head_size: int, element_size: int, ampere: bool = False) -> tuple[Tuning, ...]:
-    """How tiles of so many queries may be cut; the first is taken. Each fits the shared memory of every target. An
-    `ampere` GPU, and Ada, multiplies out of registers, which are too few for the largest.
+def tunings(queries: int, head_size: int, element_size: int, cramped: bool = False) -> tuple[Tuning, ...]:
+    """How tiles of so many queries may be cut; the first is taken. Each fits the shared memory of every target. A
+    `cramped` GPU (see `is_cramped`) multiplies out of registers, which are too few for the largest.
 
     The block of a slot is loaded before the slot itself, so of 5 stages two hold keys and values.
     """
     if element_size == 4:  # multiplied without tensor cores, out of registers
-        return (Tuning(16, 16, 8, 1, 32),)
+        return (Tuning(16, 16, 8, 1, 32 if head_size <= 128 else 16),)
     wide = head_size > 128
     if queries <= SMALL:
         if wide:
-            return (Tuning(16, 16, 4, 5), Tuning(32, 16, 4, 3))
-        return (Tuning(32, 32, 4, 5), Tuning(64, 16 if queries < SMALL else 32, 4, 3))
+            return (Tuning(16, 16, 4, 5),)
+        return (Tuning(32, 32, 4, 5), Tuning(64, 16 if queries < SMALL else 32, 8, 3))
     if queries <= 64:
         return (Tuning(32, 16, 8, 2, 64),) if wide else (Tuning(32, 32, 4, 3), Tuning(64, 32, 8, 2))
-    return (Tuning(32, 16, 8, 2),) if ampere else (Tuning(64, 16, 8, 2), Tuning(32, 32, 8, 3))
+    return (Tuning(32, 16, 8, 2),) if cramped else (Tuning(64, 16, 8, 2), Tuning(32, 32, 8, 3))
 
 
 def largest_tile(head_size: int, element_size: int) -> int:
@@ -101,7 +101,7 @@ def paged_attention(
     for work in work_of(rows, num_shared, keys_GNK):
         fewest = SMALL if keys_GNK.element_size() == 4 else FEWEST
         queries = max(fewest, triton.next_power_of_2(work.tile_rows * num_shared))
-        chosen = tuning or tunings(queries, head_size, keys_GNK.element_size(), is_ampere(keys_GNK.device))[0]
+        chosen = tuning or tunings(queries, head_size, keys_GNK.element_size(), is_cramped(keys_GNK.device))[0]
         # The interpreter cannot multiply in bf16.
         dot = torch.float32 if keys_GNK.dtype is torch.bfloat16 and not keys_GNK.is_cuda else keys_GNK.dtype
         partial_PHK = q_RHK.new_empty(work.num_partials, num_heads, head_size, dtype=torch.float32)
@@ -182,9 +182,11 @@ def num_processors(device: torch.device) -> int:
 
 
 @cache
-def is_ampere(device: torch.device) -> bool:
-    """Whether it is a GPU of NVIDIA before Hopper."""
-    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) < (9, 0)
+def is_cramped(device: torch.device) -> bool:
+    """Whether it is a GPU of AMD, or of NVIDIA before Hopper."""
+    if device.type != "cuda":
+        return False
+    return torch.version.hip is not None or torch.cuda.get_device_capability(device) < (9, 0)
 
 
 @triton.jit

@@ -200,7 +200,9 @@ def attention_compilations() -> Iterator[Compilation]:
         by_target: dict[attention.Tuning, set[str]] = {}
         for target in TARGETS:
             element_size = 4 if layer.dtype == "fp32" else 2
-            for tuning in attention.tunings(layer.queries, layer.head_size, element_size, target == "sm_80"):
+            for tuning in attention.tunings(
+                layer.queries, layer.head_size, element_size, target in ("sm_80", "gfx942")
+            ):
                 by_target.setdefault(tuning, set()).add(target)
         for tuning, targets in by_target.items():
             yield Compilation(
