@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_DRAFTER = "forced,suffix"
 DEFAULT_UTILIZATION = 0.9
+LARGEST_GPU_HEAD = 256
 FEWEST_BLOCKS = 2  # until it is known how many fit
 
 HEADS = ("eagle", "eagle3", "peagle", "mtp", "medusa")
@@ -144,6 +145,9 @@ def build(
         torch.set_num_threads(options.threads)
     checkpoint = open_checkpoint(source)
     config = engine_config(checkpoint, options, least=device == "cuda")
+    if device == "cuda" and checkpoint.config.head_dim > LARGEST_GPU_HEAD:
+        size = checkpoint.config.head_dim
+        raise ConfigError(f"attention on device cuda takes heads up to {LARGEST_GPU_HEAD}, and this model's are {size}")
     sampling = default_sampling(checkpoint) if options.use_generation_config else Sampling()
     tokenizer = open_tokenizer(checkpoint)
     model, cache_dtype = _load(checkpoint, options, device, progress)

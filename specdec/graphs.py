@@ -60,9 +60,24 @@ class Tiles:
         return items, joins
 
 
+ROW_INPUTS = ("tokens", "positions", "slots", "prefix", "ancestors", "logit_rows")
+
+
+def blank(num_rows: int, tiles: Sequence[Tiles], max_blocks: int) -> dict[str, Tensor]:
+    """Inputs of the shapes and types of a step's, the block tables last and as long as they may be."""
+    arrays = {name: torch.zeros(num_rows, dtype=torch.int64) for name in ROW_INPUTS}
+    for index, part in enumerate(tiles):
+        capacity = part.capacity(num_rows)
+        arrays[f"items {index}"] = torch.zeros(capacity.items, ITEM_FIELDS, dtype=torch.int32)
+        arrays[f"joins {index}"] = torch.zeros(capacity.joins, JOIN_FIELDS, dtype=torch.int32)
+    return arrays | {"blocks": torch.zeros(max_blocks, dtype=torch.int32)}
+
+
 class Step:
     """What `launch` does for `num_rows` rows, over tensors that stay where they are, and the graph that was captured of
-    it. `extra` are further inputs, by name: what each holds of one row, `[1, ...]`, zeros."""
+    it. `extra` are further inputs, by name: what each holds of one row, `[1, ...]`, zeros.
+
+    `memory` (uint8) is where all others lie. Steps may share it, as each brings its batch before it runs."""
 
     def __init__(
         self,
@@ -72,13 +87,13 @@ class Step:
         tiles: Sequence[Tiles],
         max_blocks: int,
         extra: Inputs,
+        memory: Tensor,
     ) -> None:
         self._attention, self._launch, self._tiles = attention, launch, tiles
         self._num_rows, self._block_size = num_rows, attention.cache.block_size
-        room = self._arrays(NOBODY.padded(num_rows)) | {"blocks": torch.zeros(max_blocks, dtype=torch.int32)}
-        self._memory = torch.zeros(room_for(room), dtype=torch.uint8, device=attention.device)
+        self._memory = memory
         self._extra = {name: row.repeat(num_rows, *[1] * (row.ndim - 1)) for name, row in extra.items()}
-        self.inputs: Inputs = laid_out(self._memory, room) | self._extra
+        self.inputs: Inputs = laid_out(memory, blank(num_rows, tiles, max_blocks)) | self._extra
         self._rows = self._paged_rows()
         self._graph: torch.cuda.CUDAGraph | None = None
         self._outputs: tuple[Tensor, ...] = ()
@@ -120,14 +135,8 @@ class Step:
         assert found.layout is not None
         logit_rows_R = torch.zeros(self._num_rows, dtype=torch.int64)
         logit_rows_R[: batch.num_logits] = batch.logit_rows_L
-        arrays = {
-            "tokens": batch.tokens_R,
-            "positions": batch.positions_R,
-            "slots": batch.slots_R,
-            "prefix": batch.prefix_R,
-            "ancestors": batch.ancestors_R,
-            "logit_rows": logit_rows_R,
-        }
+        rows = (batch.tokens_R, batch.positions_R, batch.slots_R, batch.prefix_R, batch.ancestors_R, logit_rows_R)
+        arrays = dict(zip(ROW_INPUTS, rows, strict=True))
         for index, part in enumerate(self._tiles):
             items, joins = part.fill(found.layout, part.capacity(self._num_rows))
             arrays |= {f"items {index}": torch.from_numpy(items), f"joins {index}": torch.from_numpy(joins)}
@@ -164,7 +173,8 @@ class Steps:
         self._tiles: list[Tiles] = []
         self._few = 0  # rows of a sequence that small tiles take
         self._made: dict[tuple[int, bool], Step] = {}
-        self._memory: Any = None
+        self._graph_pool: Any = None
+        self._memory = torch.empty(0, dtype=torch.uint8)  # of the inputs of whichever step runs
 
     def capture(self) -> None:
         """Make all of them now, the largest first: they share memory. What the cache holds in the scrap block is
@@ -193,8 +203,8 @@ class Steps:
     def _step(self, num_rows: int, is_wide: bool) -> Step:
         if (num_rows, is_wide) not in self._made:
             tiles = [part for part in self._tiles if is_wide or part.more]
-            step = Step(self._attention, self._launch, num_rows, tiles, self._max_blocks, self._extra)
-            step.capture(self._staging, self._memory)
+            step = Step(self._attention, self._launch, num_rows, tiles, self._max_blocks, self._extra, self._memory)
+            step.capture(self._staging, self._graph_pool)
             self._made[num_rows, is_wide] = step
         return self._made[num_rows, is_wide]
 
@@ -204,7 +214,7 @@ class Steps:
             return
         device, cache = self._attention.device, self._attention.cache
         if device != "cpu":
-            self._memory = torch.cuda.graph_pool_handle()
+            self._graph_pool = torch.cuda.graph_pool_handle()
         self._attention.plan(NOBODY)
         alone = {"tokens": NOBODY.tokens_R.to(device), "positions": NOBODY.positions_R.to(device)}
         self._launch(alone | dict(self._extra))
@@ -216,6 +226,8 @@ class Steps:
             kind = (num_shared, head_size)
             self._tiles += [Tiles(kind, few, 0, few, pieces), Tiles(kind, many, few, 0, pieces)]
         self._few = min(part.more for part in self._tiles if part.more)
+        room = room_for(blank(self._rows[-1], self._tiles, self._max_blocks))
+        self._memory = torch.zeros(room, dtype=torch.uint8, device=device)
 
 
 class GraphRunner:
