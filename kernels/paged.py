@@ -52,22 +52,25 @@ class Stretch:
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The same rows as the host knows them, one stretch a sequence, end to end: a CPU works by it, a GPU's work is cut
-    from it."""
+    from it. `first_blocks_R` (int64) is for each row the first block of its sequence's table; no row may see more than
+    `longest` slots."""
 
     stretches: tuple[Stretch, ...]
     tables: tuple[Sequence[int], ...]
     prefix_R: Tensor
     ancestors_R: Tensor
+    first_blocks_R: Tensor
+    longest: int
 
-    @property
-    def longest(self) -> int:
-        """No row may see more slots."""
-        return max(stretch.num_slots for stretch in self.stretches)
-
-    def first_blocks(self) -> Tensor:
-        """For each row the first block of its sequence's table, int64 `[R]`."""
-        counts = [stretch.end_row - stretch.first_row for stretch in self.stretches]
-        return torch.from_numpy(np.repeat([stretch.first_block for stretch in self.stretches], counts))
+    @staticmethod
+    def of(
+        stretches: tuple[Stretch, ...], tables: tuple[Sequence[int], ...], prefix_R: Tensor, ancestors_R: Tensor
+    ) -> Layout:
+        """All that every layer of a forward asks for, found once."""
+        counts = [stretch.end_row - stretch.first_row for stretch in stretches]
+        first_blocks_R = torch.from_numpy(np.repeat([stretch.first_block for stretch in stretches], counts))
+        longest = max(stretch.num_slots for stretch in stretches)
+        return Layout(stretches, tables, prefix_R, ancestors_R, first_blocks_R, longest)
 
     def work_list(self, *, tile_rows: int, pieces: int, grain: int = GRAIN, fewer: int = 0, more: int = 0) -> WorkList:
         """See `cut`. Of sequences with more than `fewer` rows, and at most `more` where that is given."""
@@ -147,7 +150,7 @@ class PagedRows:
             prefix_R.to(device).contiguous(),
             ancestors_R.to(device).contiguous(),
             first,
-            Layout(stretches, tuple(tables_S), prefix_R, ancestors_R),
+            Layout.of(stretches, tuple(tables_S), prefix_R, ancestors_R),
         )
 
     def slots(self, index: int) -> slice | Tensor:

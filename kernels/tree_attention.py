@@ -152,10 +152,9 @@ def native_tree_attention(
     scratch = (longest + 8) * threads
     slots, weights = torch.empty(scratch, dtype=torch.int64), torch.empty(scratch)
     sinks = None if sinks is None else sinks.float().contiguous()
-    starts_R = rows.layout.first_blocks()
     _function()(
         *(tensor.data_ptr() for tensor in (q_RHK, keys_GNK, values_GNK, out_RHK)),
-        *(tensor.data_ptr() for tensor in (rows.blocks_B, starts_R, rows.prefix_R, rows.ancestors_R)),
+        *(tensor.data_ptr() for tensor in (rows.blocks_B, rows.layout.first_blocks_R, rows.prefix_R, rows.ancestors_R)),
         0 if sinks is None else sinks.data_ptr(),
         slots.data_ptr(),
         weights.data_ptr(),

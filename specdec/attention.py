@@ -30,7 +30,8 @@ class PagedAttention:
         self.rows: PagedRows | None = None
 
     def plan(self, batch: Batch) -> None:
-        """Take in where this step's rows lie and what they see. Nothing waits for the device."""
+        """Take in where this step's rows lie and what they see. The copies come from memory that is not pinned, so a
+        GPU may make them wait: steps that replay graphs `place` theirs."""
         self._slots_R = batch.slots_R.to(self.device)
         self.rows = PagedRows.of(
             batch.tables_S,
