@@ -17,7 +17,7 @@ from specdec import __version__
 from specdec.batch import NOBODY
 from specdec.chat import ChatTemplate
 from specdec.config import EngineConfig
-from specdec.costs import cost_table, drafter_costs, warm
+from specdec.costs import cost_table, drafter_costs
 from specdec.cpu import cpu_name
 from specdec.drafters.grow import Growth, read_ranks
 from specdec.drafters.open import Setup, family
@@ -36,6 +36,7 @@ from specdec.sizing import fitting, measured_room
 from specdec.text import Detokenizer
 from specdec.tokenizer import Tokenizer
 from specdec.tree import MAX_DRAFTS
+from specdec.warmup import warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -188,7 +189,7 @@ def build(
         runner.capture(engine.drafting.taps)
         engine.runner = runner
     if device == "cuda":
-        warm(engine)
+        warm_up(engine)
     if options.policy == "auto":
         facts, folder = _facts(checkpoint, options, device), cache_folder() / "costs"
         costs = cost_table(engine, facts, folder)

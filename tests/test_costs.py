@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,11 @@ from torch.overrides import TorchFunctionMode
 
 from specdec.batch import Batch
 from specdec.config import EngineConfig
-from specdec.costs import ROWS, cost_table, drafter_costs, measure, warm
+from specdec.costs import ROWS, cost_table, drafter_costs, measure
 from specdec.drafters.none import NoDrafter
 from specdec.drafters.suffix import SuffixDrafter
 from specdec.drafting import Drafting
-from specdec.drawing import WIDTHS
 from specdec.engine import Engine
-from specdec.kernels.device import interpreted
 from specdec.protocols import Forward
 from tests.fakes import BigramRunner, hash_engine, letters
 
@@ -79,37 +77,6 @@ def test_drafts_are_measured_by_drafter_and_leave_nothing_behind(tmp_path: Path)
     assert costs["suffix"] > 0
     assert suffix.num_kept == 0
     assert drafter_costs(engine, {"model": "a"}, tmp_path) == costs
-    engine.scheduler.pool.check([])
-
-
-def test_what_requests_need_is_launched_before_they_come_and_leaves_nothing_behind(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pytest.importorskip("triton", reason="triton is not installed: it comes with the extra `gpu`, on Linux")
-    from specdec.kernels.gpu import logprobs, mask, sample
-
-    launched = set()
-    for module, name in (
-        (logprobs, "log_totals"),
-        (logprobs, "top_rows"),
-        (mask, "mask_rows"),
-        (sample, "penalize_rows"),
-        (sample, "add_rows"),
-        (sample, "draw_rows"),
-    ):
-        launch = getattr(module, name)
-
-        def noted(*args: Any, name: str = name, launch: Callable[..., Any] = launch) -> Any:
-            launched.add((name, args[2]) if name == "top_rows" else name)
-            return launch(*args)
-
-        monkeypatch.setattr(module, name, noted)
-    engine = new_engine()
-    with interpreted():
-        warm(engine)
-    drawing = {"log_totals", "mask_rows", "penalize_rows", "add_rows", "draw_rows"}
-    assert launched == {*drawing, *(("top_rows", width) for width in WIDTHS if width)}
-    assert engine.metrics.steps == 0
     engine.scheduler.pool.check([])
 
 
