@@ -62,7 +62,7 @@ class Guessing:
         mask = TokenMask(len(places), self._vocab_size)
         for row, (words_W, _) in enumerate(words):
             if words_W is not None:
-                mask.claim(row, 1)[0] = words_W[: mask.num_words]
+                mask.put(row, words_W[: mask.num_words])
         there = staging.move(told(_by_text(places), mask))
         if self._targets is None:
             scores_LV = scored(logits_LW, there)

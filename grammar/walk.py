@@ -195,7 +195,7 @@ class TreeConstraint:
         assert mask.vocab_size == self._vocabulary.size, (mask.vocab_size, self._vocabulary.size)
         paths: list[tuple[int, ...]] = [()]
         if len(tree):
-            mask.claim(first_row, 1)[0] = self._looked_at(())
+            mask.put(first_row, self._looked_at(()))
         for node in range(1, len(tree)):
             paths.append((*paths[tree.parents[node]], tree.tokens[node]))
             mask.fill_later(first_row + node, functools.partial(self._looked_at, paths[node]))

@@ -17,45 +17,29 @@ from specdec.errors import SpecdecError
 class TokenMask:
     """Rows of int32 words; bit v of a row (word v // 32, low bit first) is set where token v is allowed.
 
-    A row that nobody claimed allows everything and costs nothing: the words exist only once a row is claimed. One that
-    is to be filled later is filled when somebody looks at it: where only some rows are looked at, the others are free.
+    A row that nobody gave allows everything and costs nothing. Rows are kept, not copied: nobody changes the words of
+    one. One that is to be filled later is filled when somebody looks at it: where only some rows are looked at, the
+    others are free.
     """
 
-    __slots__ = ("_claimed", "_failures", "_fills", "_words_LW", "num_rows", "num_words", "vocab_size")
+    __slots__ = ("_failures", "_fills", "_rows", "num_rows", "num_words", "vocab_size")
 
     def __init__(self, num_rows: int, vocab_size: int) -> None:
         self.num_rows = num_rows
         self.vocab_size = vocab_size
         self.num_words = (vocab_size + 31) // 32
-        self._words_LW: NDArray[np.int32] | None = None
-        self._claimed: set[int] = set()
+        self._rows: dict[int, NDArray[np.int32]] = {}
         self._fills: dict[int, Callable[[], NDArray[np.int32]]] = {}
         self._failures: dict[int, SpecdecError] = {}
 
-    @property
-    def words_LW(self) -> NDArray[np.int32]:
-        """All rows, int32 `[num_rows, num_words]`, C-contiguous, for backends that fill by pointer. Those that are to
-        be filled later are blank until they are."""
-        if self._words_LW is None:
-            self._words_LW = np.zeros((self.num_rows, self.num_words), np.int32)
-        return self._words_LW
-
-    def claim(self, first: int, count: int) -> NDArray[np.int32]:
-        """The words `[count, num_words]` of rows from `first` on, all zero (nothing allowed), for the caller to set.
-        Raises IndexError outside the mask."""
-        if not 0 <= first <= first + count <= self.num_rows:
-            raise IndexError(f"mask rows {first}..{first + count - 1} are outside 0..{self.num_rows - 1}")
-        words_NW: NDArray[np.int32] = self.words_LW[first : first + count]
-        words_NW[:] = 0
-        for row in range(first, first + count):
-            self._claimed.add(row)
-            self._fills.pop(row, None)
-            self._failures.pop(row, None)
-        return words_NW
+    def put(self, row: int, words_W: NDArray[np.int32]) -> None:
+        """The words `[num_words]` of `row`, in place of any that it had. Raises IndexError outside the mask."""
+        self._release(row)
+        self._rows[row] = words_W
 
     def fill_later(self, row: int, fill: Callable[[], NDArray[np.int32]]) -> None:
-        """Claim `row`; `fill` gives its words when they are wanted. Raises IndexError outside the mask."""
-        self.claim(row, 1)
+        """As `put`, with words that `fill` gives when they are wanted. Raises IndexError outside the mask."""
+        self._release(row)
         self._fills[row] = fill
 
     def fill(self) -> None:
@@ -69,24 +53,31 @@ class TokenMask:
                 self._failures[row] = error
 
     def words(self, row: int) -> NDArray[np.int32] | None:
-        """The words of `row`, or None where nobody claimed it (everything is allowed). Raises what filling raises."""
+        """The words of `row`, or None where it has none (everything is allowed). Raises what filling raises."""
         if row in self._failures:
             raise self._failures[row]
         if row in self._fills:
-            self.words_LW[row] = self._fills[row]()
+            self._rows[row] = self._fills[row]()
             del self._fills[row]
-        return self.words_LW[row] if row in self._claimed else None
+        return self._rows.get(row)
+
+    def stacked(self) -> NDArray[np.int32]:
+        """All rows, `[num_rows, num_words]`. Those that have no words, or none yet, are blank."""
+        words_LW = np.zeros((self.num_rows, self.num_words), np.int32)
+        for row, words_W in self._rows.items():
+            words_LW[row] = words_W
+        return words_LW
 
     @property
-    def claimed_L(self) -> NDArray[np.bool_]:
-        """`[num_rows]`: which rows somebody claimed."""
-        claimed_L = np.zeros(self.num_rows, np.bool_)
-        claimed_L[list(self._claimed)] = True
-        return claimed_L
+    def masked_L(self) -> NDArray[np.bool_]:
+        """`[num_rows]`: which rows have words, now or later."""
+        masked_L = np.zeros(self.num_rows, np.bool_)
+        masked_L[[*self._rows, *self._fills, *self._failures]] = True
+        return masked_L
 
     def allows_only(self, row: int, tokens: Seq[int]) -> bool:
-        """Whether the words of a claimed `row`, as they are now, allow none but `tokens`."""
-        rest = self.words_LW[row].view(np.uint32).copy()
+        """Whether the words that `row` has now, none where filling failed, allow none but `tokens`."""
+        rest = self._rows.get(row, np.zeros(self.num_words, np.int32)).view(np.uint32).copy()
         if self.vocab_size % 32:
             rest[-1] &= (1 << self.vocab_size % 32) - 1
         for token in tokens:
@@ -97,6 +88,12 @@ class TokenMask:
         """Row as booleans `[vocab_size]`, or None where everything is allowed."""
         words = self.words(row)
         return None if words is None else bits(words, self.vocab_size)
+
+    def _release(self, row: int) -> None:
+        if not 0 <= row < self.num_rows:
+            raise IndexError(f"row {row} is outside the mask's 0..{self.num_rows - 1}")
+        self._fills.pop(row, None)
+        self._failures.pop(row, None)
 
 
 def bits(words: NDArray[np.int32], vocab_size: int) -> NDArray[np.bool_]:

@@ -45,9 +45,9 @@ def told(asked: Seq[RowsOf], mask: TokenMask) -> dict[str, NDArray[Any] | Tensor
         **_penalties(asked, mask.num_rows),
         **_additions(asked, mask),
     }
-    claimed_L = mask.claimed_L
-    if claimed_L.any():
-        arrays |= {"claimed": claimed_L, "words": mask.words_LW}
+    masked_L = mask.masked_L
+    if masked_L.any():
+        arrays |= {"masked": masked_L, "words": mask.stacked()}
     return arrays
 
 
@@ -63,7 +63,7 @@ def scored(logits_LV: Tensor, there: Mapping[str, Tensor], *, own: bool = False)
     if "values" in there:
         add_rows(scores_LV, Listed(there["listed"], there["values"], there["listed_starts"]))
     if "words" in there:
-        mask_rows(scores_LV, there["words"], there["claimed"])
+        mask_rows(scores_LV, there["words"], there["masked"])
     return scores_LV
 
 
@@ -131,14 +131,14 @@ def _penalties(asked: Seq[RowsOf], num_rows: int) -> dict[str, NDArray[Any]]:
 def _additions(asked: Seq[RowsOf], mask: TokenMask) -> dict[str, NDArray[Any]]:
     """Lists of `Listed`, where any row has a bias or a ban: a token that has both is banned."""
     lists: dict[int, tuple[NDArray[np.int32], NDArray[np.float32]]] = {}
-    claimed_L = mask.claimed_L
+    masked_L = mask.masked_L
     for one in asked:
         bias, stopping = one.seq.request.sampling.logit_bias, one.seq.request.stopping
         if not bias and not stopping.ignore_eos and one.seq.num_output >= stopping.min_tokens:
             continue
         biased = _pairs(bias)
         for row, path in enumerate(one.paths, one.first):
-            constrained = bool(claimed_L[row])
+            constrained = bool(masked_L[row])
             banned = bans(one.seq, len(path), constrained)
             if banned and constrained and mask.allows_only(row, banned):
                 banned = []  # the grammar is complete

@@ -51,7 +51,8 @@ class _Everything:
         return tree
 
     def mask(self, tree: DraftTree, first_row: int, mask: TokenMask) -> None:
-        mask.claim(first_row, len(tree))[:] = self._all
+        for row in range(first_row, first_row + len(tree)):
+            mask.put(row, self._all)
 
     def row(self, path: tuple[int, ...]) -> NDArray[np.int32]:
         return self._all

@@ -22,7 +22,7 @@ from specdec.request import Request, Stopping
 from specdec.sequence import Emission
 from specdec.text import Detokenizer
 from specdec.tree import DraftTree
-from tests.masks import allow, claim
+from tests.masks import allow, blank
 
 
 class HashRunner:
@@ -112,7 +112,7 @@ class AutomatonState:
         self.grammar.fail("mask", self.length)
         for node, state in enumerate(self._states(tree)):
             assert state is not None, "what prune forbids is not verified"
-            words = claim(mask, first_row + node)
+            words = blank(mask, first_row + node)
             allow(words, [*self.grammar.edges.get(state, ()), *self.grammar.ends.get(state, ())])
 
     def row(self, path: tuple[int, ...]) -> NDArray[np.int32]:

@@ -17,7 +17,8 @@ def allow(words_W: NDArray[np.int32], tokens: Iterable[int]) -> None:
         row[token >> 5] |= np.uint32(1 << (token & 31))
 
 
-def claim(mask: TokenMask, row: int) -> NDArray[np.int32]:
-    """The words of one row."""
-    words_W: NDArray[np.int32] = mask.claim(row, 1)[0]
+def blank(mask: TokenMask, row: int) -> NDArray[np.int32]:
+    """The words of one row, which allows nothing yet."""
+    words_W = np.zeros(mask.num_words, np.int32)
+    mask.put(row, words_W)
     return words_W

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from specdec.errors import ConstraintError
 from specdec.mask import TokenMask, bits
-from tests.masks import allow, claim
+from tests.masks import allow, blank
 
 
 @pytest.mark.parametrize("vocab_size", [1, 8, 31, 32, 33, 63, 64, 65, 1000, 49152])
@@ -21,7 +21,7 @@ def test_bits_and_allow_are_inverse(vocab_size: int) -> None:
     rng = random.Random(seed)
     tokens = rng.sample(range(vocab_size), rng.randint(0, vocab_size))
     mask = TokenMask(3, vocab_size)
-    allow(claim(mask, 1), tokens)
+    allow(blank(mask, 1), tokens)
     allowed = mask.allowed(1)
     assert allowed is not None
     assert allowed.dtype == np.bool_
@@ -31,42 +31,39 @@ def test_bits_and_allow_are_inverse(vocab_size: int) -> None:
 
 def test_bit_v_is_bit_v_mod_32_of_word_v_div_32() -> None:
     mask = TokenMask(1, 100)
-    words = claim(mask, 0)
+    words = blank(mask, 0)
     allow(words, [0, 31, 32, 99])
     assert words.dtype == np.int32
     assert words.view(np.uint32).tolist() == [1 | 1 << 31, 1, 0, 1 << 3]
 
 
-def test_a_row_that_nobody_claimed_costs_nothing_and_allows_everything() -> None:
+def test_a_row_that_nobody_gave_allows_everything() -> None:
     mask = TokenMask(4, 100)
     assert mask.allowed(2) is None
     assert mask.words(2) is None
-    assert mask._words_LW is None
-    claim(mask, 1)
+    blank(mask, 1)
     assert mask.allowed(2) is None
-    assert mask.words_LW.shape == (4, 4)
-    assert mask.words_LW.flags.c_contiguous
+    assert mask.stacked().shape == (4, 4)
+    assert mask.stacked().flags.c_contiguous
 
 
-def test_a_claimed_row_allows_nothing_until_it_is_filled() -> None:
+def test_a_row_of_zeros_allows_nothing() -> None:
     mask = TokenMask(2, 40)
-    claim(mask, 0)
+    blank(mask, 0)
     allowed = mask.allowed(0)
     assert allowed is not None
     assert not allowed.any()
 
 
-def test_claiming_again_starts_again() -> None:
+def test_a_row_that_is_given_again_is_the_later_one() -> None:
     mask = TokenMask(2, 40)
-    mask.words_LW[:] = -1
-    words = claim(mask, 1)
-    assert not words.any()
-    allow(words, [5])
-    claim(mask, 1)
+    for row in (0, 1):
+        allow(blank(mask, row), [5])
+    blank(mask, 1)
     allowed = mask.allowed(1)
     assert allowed is not None
     assert not allowed.any()
-    assert mask.words_LW[0].all(), "the other row is left alone"
+    assert mask.stacked().any(1).tolist() == [True, False]
 
 
 def test_bits_past_the_vocabulary_are_not_seen() -> None:
@@ -76,8 +73,8 @@ def test_bits_past_the_vocabulary_are_not_seen() -> None:
 
 @pytest.mark.parametrize("row", [-1, 2, 10])
 def test_a_row_outside_the_mask_is_refused(row: int) -> None:
-    with pytest.raises(IndexError, match=rf"mask rows {row}..{row} are outside 0\.\.1"):
-        TokenMask(2, 8).claim(row, 1)
+    with pytest.raises(IndexError, match=rf"row {row} is outside the mask's 0\.\.1"):
+        blank(TokenMask(2, 8), row)
 
 
 def test_a_row_that_is_filled_later_is_filled_once_and_only_if_it_is_looked_at() -> None:
@@ -97,7 +94,7 @@ def test_a_row_that_is_filled_later_is_filled_once_and_only_if_it_is_looked_at()
         assert allowed is not None
         assert np.flatnonzero(allowed).tolist() == [8]
     assert asked == [8]
-    mask.claim(2, 1)  # by somebody else: nothing is left to fill there
+    blank(mask, 2)  # by somebody else: nothing is left to fill there
     mask.fill()
     assert asked == [8, 7]
     assert mask.words(3) is None
@@ -117,14 +114,12 @@ def test_a_row_whose_filling_fails_stays_to_be_filled() -> None:
             mask.words(0)
 
 
-def test_claimed_rows_are_blank_and_neighbours_stay_unclaimed() -> None:
+def test_neighbours_of_a_row_stay_free() -> None:
     mask = TokenMask(5, 70)
-    claim(mask, 2)[:] = -1
-    mask.claim(1, 3)[0] = 1
-    assert [mask.words(row) is None for row in range(5)] == [True, False, False, False, True]
-    assert [int(mask.words_LW[row].sum()) for row in (1, 2, 3)] == [3, 0, 0]
-    with pytest.raises(IndexError):
-        mask.claim(3, 3)
+    blank(mask, 2)[:] = 1
+    assert [mask.words(row) is None for row in range(5)] == [True, True, False, True, True]
+    assert mask.masked_L.tolist() == [False, False, True, False, False]
+    assert mask.stacked().sum(1).tolist() == [0, 0, 3, 0, 0]
 
 
 def test_filling_all_rows_at_once_fails_for_those_alone_who_look_at_the_row_that_fails() -> None:
@@ -143,16 +138,16 @@ def test_filling_all_rows_at_once_fails_for_those_alone_who_look_at_the_row_that
         assert asked == [0, 1, 2]
         with pytest.raises(ConstraintError, match="no row"):
             mask.words(1)
-        assert mask.words_LW[:3].tolist() == [[0, 0], [0, 0], [2, 2]]
-    assert mask.claimed_L.tolist() == [True, True, True, False]
-    claim(mask, 1)
+        assert mask.stacked()[:3].tolist() == [[0, 0], [0, 0], [2, 2]]
+    assert mask.masked_L.tolist() == [True, True, True, False]
+    blank(mask, 1)
     assert mask.words(1) is not None
 
 
 @pytest.mark.parametrize("vocab_size", [31, 32, 33, 64, 70])
 def test_a_row_allows_only_what_no_other_bit_stands_beside(vocab_size: int) -> None:
     mask = TokenMask(1, vocab_size)
-    words_W = claim(mask, 0)
+    words_W = blank(mask, 0)
     last = vocab_size - 1
     assert mask.allows_only(0, [])
     allow(words_W, range(vocab_size, mask.num_words * 32))  # bits of no token

@@ -21,7 +21,7 @@ from specdec.sequence import Sequence, Span
 from specdec.text import Detokenizer
 from specdec.tree import chain
 from tests.fakes import Automaton
-from tests.masks import allow, claim
+from tests.masks import allow, blank
 
 VOCAB_SIZE = 12
 CONSTRAINED = Automaton({0: {1: 0}}, {}).start()
@@ -201,9 +201,9 @@ def test_the_draw_of_a_node_is_that_of_its_place_in_the_text() -> None:
 def test_the_mask_of_a_node_is_its_own_row() -> None:
     logits_LV = np.stack([row(number) for number in range(4)])
     mask = TokenMask(4, VOCAB_SIZE)
-    allow(claim(mask, 2), [7])
-    allow(claim(mask, 3), [8])
-    allow(claim(mask, 0), [9])
+    allow(blank(mask, 2), [7])
+    allow(blank(mask, 3), [8])
+    allow(blank(mask, 0), [9])
     picks, span = picks_for(sequence([1], constraint=CONSTRAINED), [7], logits_LV, mask)
     assert picks.at(span, 0, [])[0] == 7
     assert picks.at(span, 1, [7])[0] == 8

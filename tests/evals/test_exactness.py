@@ -19,7 +19,7 @@ from specdec.mask import TokenMask
 from specdec.request import Request, Sampling, Stopping
 from specdec.tree import DraftTree
 from tests.fakes import hash_engine
-from tests.masks import allow, claim
+from tests.masks import allow, blank
 
 VOCAB = 24
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5)
@@ -40,7 +40,7 @@ class Alternating:
 
     def mask(self, tree: DraftTree, first_row: int, mask: TokenMask) -> None:
         assert len(tree) == 1
-        allow(claim(mask, first_row), list(range(self.place % 2, VOCAB, 2)))
+        allow(blank(mask, first_row), list(range(self.place % 2, VOCAB, 2)))
 
     def row(self, path: tuple[int, ...]) -> NDArray[np.int32]:
         words = np.zeros((VOCAB + 31) // 32, np.int32)

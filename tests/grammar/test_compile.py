@@ -107,7 +107,7 @@ def test_what_can_be_written_compiles(spec: Spec) -> None:
 
 
 def allowed(mask: TokenMask) -> NDArray[np.bool_]:
-    """The first row, which must be claimed."""
+    """The first row, which must have words."""
     row = mask.allowed(0)
     assert row is not None
     return row
@@ -157,7 +157,7 @@ def test_any_token_may_be_the_end_and_logits_may_be_of_any_width(
     constraint.mask(root(0), 0, mask)
     assert allowed(mask)[41]
     assert not any(allowed(mask)[end] for end in ends)
-    assert not int(mask.words_LW.view(np.uint32)[0, -1]) >> (vocab_size & 31 or 32)
+    assert not int(mask.stacked().view(np.uint32)[0, -1]) >> (vocab_size & 31 or 32)
     constraint.advance([41, 42])
     constraint.mask(root(0), 0, mask)
     assert tuple(np.flatnonzero(allowed(mask))) == ends
@@ -310,7 +310,7 @@ def test_threads_may_compile_and_start_together() -> None:
                 constraint = fresh.compile(specs[number]).start()
                 mask = TokenMask(1, VOCAB_SIZE)
                 constraint.mask(root(0), 0, mask)
-                rows[thread, number] = mask.words_LW.tobytes()
+                rows[thread, number] = mask.stacked().tobytes()
         except BaseException as error:
             failures.append(error)
 

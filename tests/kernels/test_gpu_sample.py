@@ -63,7 +63,7 @@ def scores(rng: np.random.Generator, num_rows: int, vocab_size: int, kind: str) 
             "rows": [1, 3, 17],
             "vocab_size": [1, 31, 32, 33, 63, 64, 65, 1000, 2049],
             "bits": ["empty", "full", "random", "31", "62"],
-            "claimed": ["none", "all", "every other"],
+            "masked": ["none", "all", "every other"],
             "padding": [0, 5],
             "tuning": gpu_mask.TUNINGS,
         }
@@ -79,17 +79,17 @@ def test_masked_rows_are_those_of_the_reference(case: dict[str, Any], rng: np.ra
     elif case["bits"] != "empty":
         bits[:, int(case["bits"]) : int(case["bits"]) + 1] = 1
     words_LW = torch.from_numpy(np.packbits(bits, axis=1, bitorder="little").view("<i4"))
-    claimed_L = torch.zeros(num_rows, dtype=torch.bool)
-    claimed_L[:: {"none": num_rows + 1, "all": 1, "every other": 2}[case["claimed"]]] = case["claimed"] != "none"
+    masked_L = torch.zeros(num_rows, dtype=torch.bool)
+    masked_L[:: {"none": num_rows + 1, "all": 1, "every other": 2}[case["masked"]]] = case["masked"] != "none"
     scores_LV = torch.from_numpy(rng.normal(size=(num_rows, vocab_size)).astype(np.float32))
     expected_LV = scores_LV.clone()
-    for row in torch.nonzero(claimed_L).flatten().tolist():
+    for row in torch.nonzero(masked_L).flatten().tolist():
         expected_LV[row, np.flatnonzero(bits[row, :vocab_size] == 0)] = -INFINITY
     reference_LV = scores_LV.clone()
-    mask.mask_rows(reference_LV, words_LW, claimed_L)
+    mask.mask_rows(reference_LV, words_LW, masked_L)
     assert torch.equal(reference_LV, expected_LV)
     found_LV = padded(scores_LV, case["padding"])
-    gpu_mask.mask_rows(found_LV, words_LW, claimed_L, case["tuning"])
+    gpu_mask.mask_rows(found_LV, words_LW, masked_L, case["tuning"])
     assert torch.equal(found_LV, expected_LV)
 
 
