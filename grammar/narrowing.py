@@ -241,6 +241,8 @@ class Narrowing:
         if text.place is Place.KEY or text.place is Place.BETWEEN:
             self._narrow_keys(words_W, text)
         candidates_W = self._candidates(words_W, text)
+        if not candidates_W.any():  # so it is inside most strings
+            return
         in_string = text.place is Place.KEY or text.place is Place.STRING
         alike = self._if_it_ends(text) if in_string and not text.escaped else None
         if alike is not None:

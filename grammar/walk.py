@@ -300,17 +300,19 @@ class TreeConstraint:
         if row_W is None:
             row_W = self._grammar_rows[path] = self._ask(path, self._fill)
         if self._narrowing is not None:
-            row_W = row_W.copy()
-            self._narrowing.narrow(row_W, self._text(path))
-            self._look_ahead(path, row_W, self._narrowing)
+            row_W, text = row_W.copy(), self._text(path)
+            self._narrowing.narrow(row_W, text)
+            self._look_ahead(path, row_W, text, self._narrowing)
         return row_W
 
-    def _look_ahead(self, path: tuple[int, ...], row_W: NDArray[np.int32], narrowing: Narrowing) -> None:
+    def _look_ahead(
+        self, path: tuple[int, ...], row_W: NDArray[np.int32], text: JsonText, narrowing: Narrowing
+    ) -> None:
         """Clear the bits of tokens after which nothing more would be allowed, as far as that is suspected and seen."""
-        suspects = narrowing.suspects(row_W, self._text(path))
+        suspects = narrowing.suspects(row_W, text)
         left = MAX_ROWS_AHEAD
         for index, token in enumerate(suspects):
-            if narrowing.is_known_to_lead_on(self._text(path), token):
+            if narrowing.is_known_to_lead_on(text, token):
                 continue
             # One that goes on and on leaves enough to see which of the others end at once.
             share = max(left - ROWS_KEPT * (len(suspects) - index - 1), min(left, ROWS_KEPT))
@@ -318,7 +320,7 @@ class TreeConstraint:
             leads_on = self._leads_on((*path, token), narrowing, rows_left)
             left -= share - rows_left[0]
             if leads_on:
-                narrowing.leads_on(self._text(path), token)
+                narrowing.leads_on(text, token)
             else:
                 row_W.view(np.uint32)[token >> 5] &= 0xFFFFFFFF ^ 1 << (token & 31)
 
@@ -330,13 +332,16 @@ class TreeConstraint:
         rows_left[0] -= 1
         try:
             row_W = self._ask(path, self._fill)
-            if _count(row_W) > MANY or narrowing.goes_on(row_W, self._text(path)):
+            if _count(row_W) > MANY:
                 return True
-            narrowing.narrow(row_W, self._text(path))
+            text = self._text(path)
+            if narrowing.goes_on(row_W, text):
+                return True
+            narrowing.narrow(row_W, text)
         except ConstraintError:
             return True
-        suspects = narrowing.suspects(row_W, self._text(path))
-        if narrowing.num_leading_on(row_W, self._text(path)) > len(suspects):
+        suspects = narrowing.suspects(row_W, text)
+        if narrowing.num_leading_on(row_W, text) > len(suspects):
             return True
         return any(self._leads_on((*path, token), narrowing, rows_left) for token in suspects)
 
