@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 import specdec
 from specdec.cli import app
-from specdec.cli_options import ConstraintOptions, ModelOptions, SamplingOptions, count, grouped, row_counts
+from specdec.cli.options import ConstraintOptions, ModelOptions, SamplingOptions, count, grouped, row_counts
 from specdec.evals.prompts import DEFAULT_PROMPTS
 from tests.server.conftest import write_model
 
@@ -96,7 +96,7 @@ def test_a_group_of_options_is_declared_once_and_arrives_whole() -> None:
 
 def test_every_model_option_reaches_the_engine(folder: str) -> None:
     from specdec.build import Options
-    from specdec.cli import _options
+    from specdec.cli.given import engine_options
 
     given = ModelOptions(
         folder,
@@ -118,7 +118,7 @@ def test_every_model_option_reaches_the_engine(folder: str) -> None:
         threads=7,
         grammar_backend="llguidance",
     )
-    assert _options(given, max_waiting=8) == Options(
+    assert engine_options(given, max_waiting=8) == Options(
         device="cpu",
         dtype="float32",
         quantize="int8",
@@ -138,7 +138,7 @@ def test_every_model_option_reaches_the_engine(folder: str) -> None:
         threads=7,
         grammar_backend="llguidance",
     )
-    assert _options(ModelOptions()) == Options()
+    assert engine_options(ModelOptions()) == Options()
 
 
 # generate
