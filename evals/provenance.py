@@ -16,7 +16,7 @@ import specdec
 from specdec.cpu import cpu_info, cpu_name
 
 if TYPE_CHECKING:
-    from specdec.build import LoadedModel, Options
+    from specdec.build import LoadedModel
     from specdec.chat import ChatTemplate
 
 PACKAGES = ("torch", "numpy", "tokenizers", "llguidance", "xgrammar", "triton")
@@ -49,17 +49,24 @@ def load_average() -> float | None:
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 
-def provenance(loaded: LoadedModel, options: Options) -> dict[str, Any]:
-    """The machine at this moment, and the model and options behind a number."""
+def provenance(loaded: LoadedModel) -> dict[str, Any]:
+    """The machine at this moment, and the model behind a number: where it runs, and the options it was built with."""
+    facts = machine()
     return {
-        **machine(),
+        **facts,
+        "device": facts["device"] if loaded.device == "cuda" else "cpu",
         "load_average": load_average(),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "model": loaded.name,
         "context": loaded.max_model_len,
-        "options": {name: value for name, value in asdict(options).items() if value is not None},
+        "options": {name: value for name, value in asdict(loaded.options).items() if value is not None},
         "chat_template_sha256": None if loaded.template is None else _fingerprint(loaded.template),
     }
+
+
+def tokenizer_provenance(name: str) -> dict[str, Any]:
+    """The machine at this moment, and the vocabulary behind a number that no model gave."""
+    return {**machine(), "device": "cpu", "load_average": load_average(), "model": f"tokenizer {name}"}
 
 
 def _fingerprint(template: ChatTemplate) -> str:

@@ -105,10 +105,13 @@ class Options:
 class LoadedModel:
     """A target that is ready: what turns text into requests and back, and the engine that runs them.
 
-    `default_sampling` is how a request is sampled that says nothing of it.
+    `default_sampling` is how a request is sampled that says nothing of it; `options` are those it was built with, on
+    `device`, "cpu" or "cuda".
     """
 
     name: str
+    options: Options
+    device: str
     engine: Engine
     tokenizer: Tokenizer
     compiler: Compiler
@@ -207,6 +210,8 @@ def build(
     )
     return LoadedModel(
         checkpoint.name,
+        options,
+        device,
         engine,
         tokenizer,
         Compiler(tokenizer.json, model.vocab_size, ends, tokenizer.special_ids, backend=options.grammar_backend),

@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,11 @@ def test_every_model_option_reaches_the_engine(folder: str) -> None:
         max_num_seqs=4,
         max_num_batched_tokens=5,
         drafter="none",
+        draft_model="d",
+        draft_overrides='{"features": "after_norm"}',
+        draft_ranks=Path("r.json"),
+        draft_depth=8,
+        policy="fixed",
         max_drafts=6,
         prefix_caching=False,
         chat_template=Path("t.jinja"),
@@ -133,12 +139,19 @@ def test_every_model_option_reaches_the_engine(folder: str) -> None:
         max_waiting=8,
         prefix_caching=False,
         drafter="none",
+        draft_model="d",
+        draft_overrides={"features": "after_norm"},
+        draft_ranks="r.json",
+        draft_depth=8,
+        policy="fixed",
         chat_template="t.jinja",
         use_generation_config=False,
         threads=7,
         grammar_backend="llguidance",
     )
     assert engine_options(ModelOptions()) == Options()
+    left_out = [one.name for one in fields(ModelOptions) if getattr(given, one.name) == one.default]
+    assert left_out == [], "each is given, and none its default"
 
 
 # generate
@@ -319,6 +332,8 @@ def test_bench_decode_writes_what_it_measured(folder: str, tmp_path: Path) -> No
     assert found["rows_ms"].keys() == {"1", "4"}
     assert found["prefill_tokens_per_s"] > 0
     assert found["provenance"]["threads"] >= 1
+    options = found["provenance"]["options"]
+    assert (options["max_drafts"], options["policy"]) == (3, "fixed"), "of what ran, not of what the user left open"
     assert "linears" in printed
 
 

@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 import typer
 
 from specdec.cli.delivery import JsonOut, deliver
-from specdec.cli.given import engine_options
 from specdec.cli.loading import bar, load
 from specdec.cli.options import ModelOptions, grouped, row_counts
 
@@ -27,16 +26,15 @@ def decode(
 ) -> None:
     """Time whole engine steps of one sequence that verifies drafts of which none is right, and a prompt's reading."""
     from specdec.evals.bench import bench_decode
-    from specdec.evals.provenance import load_average, provenance
+    from specdec.evals.provenance import provenance
     from specdec.evals.report import bench_tables
 
     counts = row_counts(rows)
     llm = load(model, max_drafts=max(counts) - 1, policy="fixed")
-    origin = provenance(llm.loaded, engine_options(model))
+    origin = provenance(llm.loaded)
     with bar("measuring", "count") as progress:
         found = bench_decode(llm, counts, context=context, rounds=rounds, profile=profile, progress=progress)
-    found["provenance"] = {**origin, "load_average_after": load_average()}
-    deliver(found, bench_tables(found), json_out)
+    deliver(found, {}, origin, bench_tables, json_out)
 
 
 @app.command()
@@ -52,17 +50,16 @@ def grammar(
     """Time the rows and draft trees of JSON Schemas, with and without a checker beside the grammar."""
     from specdec.evals.bench_grammar import bench_grammar
     from specdec.evals.cases import read_cases
-    from specdec.evals.provenance import load_average, machine
+    from specdec.evals.provenance import tokenizer_provenance
     from specdec.evals.report import grammar_tables
     from specdec.evals.vocabulary import open_vocabulary
 
     cases, vocabulary = read_cases(paths, None), open_vocabulary(tokenizer)
-    origin = {**machine(), "load_average": load_average(), "model": f"tokenizer {vocabulary.name}"}
+    origin = tokenizer_provenance(vocabulary.name)
     with bar("measuring", "count") as progress:
         found = bench_grammar(cases, vocabulary, walks=walks, property_order=property_order, progress=progress)
     asked = {"paths": [str(path) for path in paths], "walks_a_schema": walks, "property_order": property_order}
-    found = {**found, **asked, "provenance": {**origin, "load_average_after": load_average()}}
-    deliver(found, grammar_tables(found), json_out)
+    deliver(found, asked, origin, grammar_tables, json_out)
 
 
 @app.command()
@@ -75,12 +72,11 @@ def constrained(
 ) -> None:
     """Time a token under several schemas beside one of free text, without drafts, in turns."""
     from specdec.evals.bench_grammar import bench_constrained
-    from specdec.evals.provenance import load_average, provenance
+    from specdec.evals.provenance import provenance
     from specdec.evals.report import constrained_tables
 
     llm = load(model)
-    origin = provenance(llm.loaded, engine_options(model))
+    origin = provenance(llm.loaded)
     with bar("measuring", "count") as progress:
         found = bench_constrained(llm, tokens=tokens, rounds=rounds, progress=progress)
-    found["provenance"] = {**origin, "load_average_after": load_average()}
-    deliver(found, constrained_tables(found), json_out)
+    deliver(found, {}, origin, constrained_tables, json_out)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,17 +19,28 @@ JsonOut = Annotated[
 ]
 
 
-def deliver(found: Mapping[str, Any], tables: list[Table], json_out: Path | None) -> None:
-    """Tables on standard output and the report in a file; with `-` the report is what standard output gets."""
+def deliver(
+    found: Mapping[str, Any],
+    asked: Mapping[str, Any],
+    origin: Mapping[str, Any],
+    tables: Callable[[Mapping[str, Any]], list[Table]],
+    json_out: Path | None,
+) -> None:
+    """The report of what was `found` where this was `asked`: its tables on standard output, all of it in a file; with
+    `-` standard output gets it. `origin` is where the numbers come from, as things stood before. Raises `ConfigError`
+    for a file that cannot be written."""
     from rich.console import Console
 
-    text = json.dumps(found, indent=2, allow_nan=False)
+    from specdec.evals.provenance import load_average
+
+    report = {**found, **asked, "provenance": {**origin, "load_average_after": load_average()}}
+    text = json.dumps(report, indent=2, allow_nan=False)
     to_stdout = json_out is not None and str(json_out) == "-"
     console = Console(stderr=to_stdout)
-    for table in tables:
+    for table in tables(report):
         console.print(table)
         console.print()
-    origin = found["provenance"]
+    origin = report["provenance"]
     console.print(
         f"{origin['model']} on {origin['cpu'] if origin['device'] == 'cpu' else origin['device']}, "
         f"{origin['threads']} threads, load {origin['load_average']} before and {origin['load_average_after']} after",
