@@ -96,11 +96,18 @@ def head(setup: Setup, argument: str) -> ModelDrafter:
     """A head over the target's hidden states: EAGLE, EAGLE-3, P-EAGLE, MTP, Medusa; from `source`, or, where there is
     none, from the target's own folder. Raises `ModelError` for its files and `ConfigError` for overrides."""
     _no_number("that is a head", argument)
-    folder = Path(setup.checkpoint.path) if setup.source is None else find_folder(setup.source)
-    if folder is None or not folder.is_dir():
-        raise ConfigError(f"a drafter that is a head is a folder; {setup.source or setup.checkpoint.path} is none")
-    if setup.source is None and family_of(folder) != MTP:
-        raise ConfigError(f"drafter {MTP}: the target {folder} holds no module for multi-token prediction")
+    if setup.source is None:
+        folder = Path(setup.checkpoint.path)
+        if not folder.is_dir() or family_of(folder) != MTP:
+            raise ConfigError(
+                f"drafter {MTP}: the target {folder} holds no module for multi-token prediction; name the files of one "
+                "with --draft-model"
+            )
+    else:
+        found = find_folder(setup.source)
+        if found is None or not found.is_dir():
+            raise ConfigError(f"a drafter that is a head is a folder; {setup.source} is none")
+        folder = found
     config = setup.checkpoint.config
     target = Target(
         len(setup.model.layers), config.hidden_size, setup.model.vocab_size, setup.model.embed, setup.model.logits

@@ -239,7 +239,7 @@ def drafter_names(names: str, family: str | None = None) -> tuple[str, ...]:
             raise ConfigError(f"drafter {bare[name]} is named twice, got {names!r}")
         # Multi-token prediction may come with the target itself, and then runs without other files.
         if bare[name] in OWN_FILES and bare[name] != (family or "mtp"):
-            held = "there are none" if family is None else f"those of --draft-model are a {family}"
+            held = "name them with --draft-model" if family is None else f"those of --draft-model are a {family}"
             raise ConfigError(f"drafter {name} needs files of its own: {held}")
     if "none" in chosen and len(chosen) > 1:
         raise ConfigError(f"drafter none stands alone, got {names!r}")
@@ -297,7 +297,9 @@ def _check_gpu(options: Options, device: str) -> None:
             raise ConfigError(f"{name} is for device cuda; this is {device}")
         return
     if not torch.cuda.is_available():
-        raise ConfigError("device is cuda, but torch finds no CUDA device here")
+        built = torch.version.cuda or torch.version.hip
+        why = "torch finds no GPU here" if built else f"torch {torch.__version__} is built for CPUs only"
+        raise ConfigError(f"device is cuda, but {why}; leave it out to run on the CPU")
     if find_spec("triton") is None:
         raise ConfigError("device cuda needs triton: it comes with the extra `gpu`, on Linux")
     if utilization is not None and options.kv_cache_tokens is not None:
