@@ -27,16 +27,18 @@ def test_rms_norm_is_its_definition_and_rows_do_not_depend_on_company(width: int
 def test_norms_of_sums_and_of_heads_are_norms_of_each(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(3)
     x, delta = (torch.randn(7, 5, generator=generator).to(dtype) for _ in range(2))
-    weight, inner, eps, other = torch.randn(5), torch.randn(5), torch.tensor(1e-5), torch.tensor(0.3)
+    weight, inner = torch.randn(2, 5, generator=generator)
+    eps, other = torch.tensor(1e-5), torch.tensor(0.3)
     for found, total in (
         (add_rms_norm(x, delta, weight, eps), x + delta),
         (add_normed_rms_norm(x, delta, inner, other, weight, eps), x + rms_norm(delta, inner, other)),
     ):
         assert torch.equal(found[0], total)
         assert torch.equal(found[1], rms_norm(total, weight, eps))
-    heads, weights = torch.randn(6, 3, 5, generator=generator).to(dtype), torch.randn(3, 5)
+    heads, weights = torch.randn(6, 3, 5, generator=generator).to(dtype), torch.randn(3, 5, generator=generator)
     alone = [rms_norm(heads[:, head], weights[head], eps) for head in range(3)]
-    torch.testing.assert_close(rms_norm(heads, weights, eps), torch.stack(alone, 1), atol=1e-6, rtol=1e-2)
+    ulp = torch.finfo(dtype).eps
+    torch.testing.assert_close(rms_norm(heads, weights, eps), torch.stack(alone, 1), atol=1e-6, rtol=2 * ulp)
 
 
 def test_rotation_turns_pairs_by_their_angle() -> None:
