@@ -134,19 +134,7 @@ def build(
     """
     options = options or Options()
     names = drafter_names(options.drafter, None if options.draft_model is None else family(options.draft_model))
-    if not 1 <= options.draft_depth <= MAX_DRAFTS:
-        raise ConfigError(f"draft_depth must be between 1 and {MAX_DRAFTS}, got {options.draft_depth}")
-    if options.policy not in ("auto", "fixed"):
-        raise ConfigError(f"policy must be auto or fixed, got {options.policy!r}")
-    check_backend(options.grammar_backend)
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device not in ("cpu", "cuda"):
-        raise ConfigError(f"device must be cpu or cuda, got {device!r}")
-    _check_gpu(options, device)
-    if options.threads is not None:
-        if options.threads < 1:
-            raise ConfigError(f"threads must be at least 1, got {options.threads}")
-        torch.set_num_threads(options.threads)
+    device = _checked_device(options)
     checkpoint = open_checkpoint(source)
     config = engine_config(checkpoint, options, least=device == "cuda")
     if device == "cuda" and checkpoint.config.head_dim > LARGEST_GPU_HEAD:
@@ -154,18 +142,12 @@ def build(
         raise ConfigError(f"attention on device cuda takes heads up to {LARGEST_GPU_HEAD}, and this model's are {size}")
     sampling = default_sampling(checkpoint) if options.use_generation_config else Sampling()
     tokenizer = open_tokenizer(checkpoint)
+    template = _template(checkpoint, tokenizer, options)
+    growth = Growth(options.draft_depth, ranks=None if options.draft_ranks is None else read_ranks(options.draft_ranks))
     model, cache_dtype = _load(checkpoint, options, device, progress)
+    ends = end_tokens(checkpoint, model.vocab_size)
     sized_later = device == "cuda" and options.kv_cache_tokens is None
-    captured_blocks = 0
-    if device == "cuda" and not options.enforce_eager:
-        captured_blocks = config.max_num_seqs * -(-(config.max_model_len + MAX_DRAFTS + 1) // config.block_size)
-    pool = Pool(
-        FEWEST_BLOCKS if sized_later else config.num_blocks,
-        config.block_size,
-        device,
-        cache_dtype,
-        captured_blocks=captured_blocks,
-    )
+    pool = _pool(config, options, device, cache_dtype, FEWEST_BLOCKS if sized_later else config.num_blocks)
     plain = TorchRunner(model, num_blocks=pool.num_blocks, block_size=pool.block_size, device=device, dtype=cache_dtype)
     pool.own(plain.cache)
     setup = Setup(
@@ -174,7 +156,7 @@ def build(
         plain.cache,
         pool,
         tokenizer,
-        Growth(options.draft_depth, ranks=None if options.draft_ranks is None else read_ranks(options.draft_ranks)),
+        growth,
         lambda draft: _load(draft, options, device, None)[0],
         open_tokenizer,
         options.draft_model,
@@ -183,41 +165,21 @@ def build(
     drafters = make_drafters(names, setup)
     if sized_later:
         config = _filled(config, options, plain, pool)
-    ends = end_tokens(checkpoint, model.vocab_size)
     engine = Engine(plain, drafters, config, new_text=_new_text(tokenizer), end_tokens=ends)
-    if captured_blocks:
+    if pool.captured_blocks:
         from specdec.graphs import GraphRunner  # needs triton, which a CPU does without
 
-        runner = GraphRunner(plain, max_rows=config.max_rows, max_blocks=captured_blocks)
+        runner = GraphRunner(plain, max_rows=config.max_rows, max_blocks=pool.captured_blocks)
         runner.capture(engine.drafting.taps)
         engine.runner = runner
     if device == "cuda":
         warm_up(engine)
     if options.policy == "auto":
-        facts, folder = _facts(checkpoint, options, device), cache_folder() / "costs"
-        costs = cost_table(engine, facts, folder)
-        drafts: dict[str, object] = {"drafters": names, "draft_model": options.draft_model}
-        drafts |= {"draft_depth": options.draft_depth, "draft_ranks": options.draft_ranks}
-        drafts |= {"draft_overrides": dict(options.draft_overrides)}
-        engine.policy = Policy(config.max_rows, costs, drafter_costs(engine, {**facts, **drafts}, folder))
-    logger.info(
-        "%s on %s: context %d, KV cache of %d tokens, drafter %s",
-        checkpoint.name,
-        device,
-        config.max_model_len,
-        config.num_slots,
-        options.drafter,
-    )
-    return LoadedModel(
-        checkpoint.name,
-        options,
-        device,
-        engine,
-        tokenizer,
-        Compiler(tokenizer.json, model.vocab_size, ends, tokenizer.special_ids, backend=options.grammar_backend),
-        _template(checkpoint, tokenizer, options),
-        sampling,
-    )
+        engine.policy = _policy(engine, checkpoint, names, options, device)
+    told = (checkpoint.name, device, config.max_model_len, config.num_slots, options.drafter)
+    logger.info("%s on %s: context %d, KV cache of %d tokens, drafter %s", *told)
+    compiler = Compiler(tokenizer.json, model.vocab_size, ends, tokenizer.special_ids, backend=options.grammar_backend)
+    return LoadedModel(checkpoint.name, options, device, engine, tokenizer, compiler, template, sampling)
 
 
 def drafter_names(names: str, family: str | None = None) -> tuple[str, ...]:
@@ -286,6 +248,25 @@ def engine_config(checkpoint: Checkpoint, options: Options, *, least: bool = Fal
     )
 
 
+def _checked_device(options: Options) -> str:
+    """Where the model runs, "cpu" or "cuda". Raises `ConfigError` for options that cannot be, whatever the model is;
+    torch takes as many threads as are asked for."""
+    if not 1 <= options.draft_depth <= MAX_DRAFTS:
+        raise ConfigError(f"draft_depth must be between 1 and {MAX_DRAFTS}, got {options.draft_depth}")
+    if options.policy not in ("auto", "fixed"):
+        raise ConfigError(f"policy must be auto or fixed, got {options.policy!r}")
+    check_backend(options.grammar_backend)
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device not in ("cpu", "cuda"):
+        raise ConfigError(f"device must be cpu or cuda, got {device!r}")
+    _check_gpu(options, device)
+    if options.threads is not None:
+        if options.threads < 1:
+            raise ConfigError(f"threads must be at least 1, got {options.threads}")
+        torch.set_num_threads(options.threads)
+    return device
+
+
 def _check_gpu(options: Options, device: str) -> None:
     """Raises `ConfigError` where there is no GPU to use, and for options of GPUs beside a CPU."""
     utilization = options.gpu_memory_utilization
@@ -304,6 +285,15 @@ def _check_gpu(options: Options, device: str) -> None:
         raise ConfigError("device cuda needs triton: it comes with the extra `gpu`, on Linux")
     if utilization is not None and options.kv_cache_tokens is not None:
         raise ConfigError("gpu_memory_utilization says how much fits and kv_cache_tokens how much is taken: give one")
+
+
+def _pool(config: EngineConfig, options: Options, device: str, dtype: torch.dtype, num_blocks: int) -> Pool:
+    """The blocks of the target and its drafters. Graphs are captured on a GPU: for block tables as long as all texts
+    that run at once may need together."""
+    captured_blocks = 0
+    if device == "cuda" and not options.enforce_eager:
+        captured_blocks = config.max_num_seqs * -(-(config.max_model_len + MAX_DRAFTS + 1) // config.block_size)
+    return Pool(num_blocks, config.block_size, device, dtype, captured_blocks=captured_blocks)
 
 
 def _filled(config: EngineConfig, options: Options, runner: TorchRunner, pool: Pool) -> EngineConfig:
@@ -348,6 +338,16 @@ def end_tokens(checkpoint: Checkpoint, vocab_size: int) -> tuple[int, ...]:
     if not ends:
         raise ModelError(f"{checkpoint.path}: the model names no end token below its vocabulary of {vocab_size}")
     return ends
+
+
+def _policy(engine: Engine, checkpoint: Checkpoint, names: Sequence[str], options: Options, device: str) -> Policy:
+    """Weighs guesses by what forwards and drafters cost here, measured now unless it was before."""
+    facts, folder = _facts(checkpoint, options, device), cache_folder() / "costs"
+    drafts: dict[str, object] = {"drafters": names, "draft_model": options.draft_model}
+    drafts |= {"draft_depth": options.draft_depth, "draft_ranks": options.draft_ranks}
+    drafts |= {"draft_overrides": dict(options.draft_overrides)}
+    costs = cost_table(engine, facts, folder)
+    return Policy(engine.config.max_rows, costs, drafter_costs(engine, {**facts, **drafts}, folder))
 
 
 def _facts(checkpoint: Checkpoint, options: Options, device: str) -> dict[str, object]:

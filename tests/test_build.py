@@ -56,3 +56,13 @@ def test_options_of_a_gpu_are_refused_where_they_mean_nothing(
 ) -> None:
     with pytest.raises(ConfigError, match=complaint):
         build(str(checkpoint.path), Options(**options))
+
+
+@pytest.mark.parametrize("option", ["chat_template", "draft_ranks"])
+def test_files_that_cannot_be_read_are_refused_before_the_model_is_loaded(option: str, checkpoint: Checkpoint) -> None:
+    loaded: list[tuple[int, int]] = []
+    files: dict[str, Any] = {option: "/no/such/file"}
+    with pytest.raises(ConfigError, match=f"{option} /no/such/file"):
+        options = Options(device="cpu", drafter="layer_skip", **files)
+        build(str(checkpoint.path), options, progress=lambda *told: loaded.append(told))
+    assert loaded == []

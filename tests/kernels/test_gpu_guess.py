@@ -7,7 +7,6 @@ The noise is fp64 in the reference and fp32 in the kernels, so guesses whose val
 
 from __future__ import annotations
 
-import math
 import random
 from typing import Any
 
@@ -174,7 +173,8 @@ def test_rows_that_are_no_numbers_or_forbid_everything_are_flagged_and_their_nei
         elif row == 4:
             assert (sorted(tokens[:5]), tokens[5:]) == ([0, 1, 2, 3, 4], [NOTHING_ALLOWED] * 3)
         else:
-            assert (min(tokens), len(set(tokens))) >= (0, 8)
+            assert min(tokens) >= 0
+            assert len(set(tokens)) == 8
             assert chances_LCG[row].isfinite().all()
 
 
@@ -209,7 +209,6 @@ def test_the_first_of_the_guesses_is_the_draw(rng: np.random.Generator) -> None:
         drawn_L = gpu_sample.draw_rows(scores_LV, draws, torch.zeros(4))
         tokens_LC, _ = gpu_guess.guess_rows(scores_LV, draws, torch.zeros(4), 3)
         assert tokens_LC[:, 0].tolist() == drawn_L.tolist()
-    assert math.isfinite(float(scores_LV.max()))
 
 
 def test_only_what_rounding_may_swap_is_excused() -> None:
