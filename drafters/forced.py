@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from specdec.drafters.salts import pool_of
 from specdec.errors import SpecdecError
 from specdec.tree import EMPTY, MAX_DRAFTS, DraftTree, root
 
@@ -31,7 +32,6 @@ MAX_ROWS = 24  # rows that one draft may ask the grammar for
 MIN_SCORE = 0.15
 PREFIX_WEIGHT = 0.25  # of a token that begins another choice, beside the longer one, before anything was counted
 OWN_WEIGHT = 2  # of a pick in the text itself, beside one in an earlier text of its salt
-MAX_SALTS = 64
 MAX_PLACES = 4096  # of a salt; the oldest go first
 
 Path = tuple[int, ...]
@@ -76,12 +76,9 @@ class ForcedDrafter:
     def forget(self, seq: Sequence) -> None:
         """See `Drafter.forget`. The counts of a text that came to its end join those of its salt."""
         text = self._texts.pop(seq, None)
-        if text is not None and seq.finish_reason in ("stop", "length"):
-            salt = seq.request.cache_salt
-            self._pools.setdefault(salt, _Counts()).take(text.counts)
-            self._pools.move_to_end(salt)
-            if len(self._pools) > MAX_SALTS:
-                self._pools.popitem(last=False)
+        pool = None if text is None else pool_of(seq, self._pools, _Counts)
+        if text is not None and pool is not None:
+            pool.take(text.counts)
 
     @property
     def num_kept(self) -> int:

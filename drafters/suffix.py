@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specdec.drafters.ngram import NgramIndex, continuation
+from specdec.drafters.salts import pool_of
 from specdec.tree import EMPTY, MAX_DRAFTS, DraftTree, root
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ MAX_MATCH = 24
 MAX_OCCURRENCES = 32
 MIN_PROBABILITY = 0.1
 POOL_TOKENS = 200_000  # of a salt's past texts, in two generations
-MAX_SALTS = 64
 BREAK = -1  # between texts of a pool: no token, so nothing matches across it
 
 
@@ -65,12 +65,9 @@ class SuffixDrafter:
     def forget(self, seq: Sequence) -> None:
         """See `Drafter.forget`. A text that came to its end joins the pool of its salt."""
         self._texts.pop(seq, None)
-        if seq.finish_reason in ("stop", "length"):
-            salt = seq.request.cache_salt
-            self._pools.setdefault(salt, _Pool()).add(seq.tokens)
-            self._pools.move_to_end(salt)
-            if len(self._pools) > MAX_SALTS:
-                self._pools.popitem(last=False)
+        pool = pool_of(seq, self._pools, _Pool)
+        if pool is not None:
+            pool.add(seq.tokens)
 
     @property
     def num_kept(self) -> int:

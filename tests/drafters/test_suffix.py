@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from specdec.drafters import suffix
+from specdec.drafters import salts, suffix
 from specdec.drafters.suffix import SuffixDrafter
 from specdec.request import Request
 from specdec.sequence import Grant, Sequence
@@ -74,7 +74,7 @@ def test_nothing_is_guessed_across_the_end_of_a_past_text() -> None:
 
 def test_the_pool_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suffix, "POOL_TOKENS", 1000)
-    monkeypatch.setattr(suffix, "MAX_SALTS", 3)
+    monkeypatch.setattr(salts, "MAX_SALTS", 3)
     drafter = SuffixDrafter()
     for number in range(200):
         done = new_sequence([number % 97] * 90)
