@@ -145,9 +145,10 @@ def build(
     template = _template(checkpoint, tokenizer, options)
     growth = Growth(options.draft_depth, ranks=None if options.draft_ranks is None else read_ranks(options.draft_ranks))
     model, cache_dtype = _load(checkpoint, options, device, progress)
-    ends = end_tokens(checkpoint, model.vocab_size)
     sized_later = device == "cuda" and options.kv_cache_tokens is None
-    pool = _pool(config, options, device, cache_dtype, FEWEST_BLOCKS if sized_later else config.num_blocks)
+    captured_blocks = _captured_blocks(config, options, device)
+    num_blocks = FEWEST_BLOCKS if sized_later else config.num_blocks
+    pool = Pool(num_blocks, config.block_size, device, cache_dtype, captured_blocks=captured_blocks)
     plain = TorchRunner(model, num_blocks=pool.num_blocks, block_size=pool.block_size, device=device, dtype=cache_dtype)
     pool.own(plain.cache)
     setup = Setup(
@@ -165,11 +166,12 @@ def build(
     drafters = make_drafters(names, setup)
     if sized_later:
         config = _filled(config, options, plain, pool)
+    ends = end_tokens(checkpoint, model.vocab_size)
     engine = Engine(plain, drafters, config, new_text=_new_text(tokenizer), end_tokens=ends)
-    if pool.captured_blocks:
+    if captured_blocks:
         from specdec.graphs import GraphRunner  # needs triton, which a CPU does without
 
-        runner = GraphRunner(plain, max_rows=config.max_rows, max_blocks=pool.captured_blocks)
+        runner = GraphRunner(plain, max_rows=config.max_rows, max_blocks=captured_blocks)
         runner.capture(engine.drafting.taps)
         engine.runner = runner
     if device == "cuda":
@@ -287,13 +289,11 @@ def _check_gpu(options: Options, device: str) -> None:
         raise ConfigError("gpu_memory_utilization says how much fits and kv_cache_tokens how much is taken: give one")
 
 
-def _pool(config: EngineConfig, options: Options, device: str, dtype: torch.dtype, num_blocks: int) -> Pool:
-    """The blocks of the target and its drafters. Graphs are captured on a GPU: for block tables as long as all texts
-    that run at once may need together."""
-    captured_blocks = 0
-    if device == "cuda" and not options.enforce_eager:
-        captured_blocks = config.max_num_seqs * -(-(config.max_model_len + MAX_DRAFTS + 1) // config.block_size)
-    return Pool(num_blocks, config.block_size, device, dtype, captured_blocks=captured_blocks)
+def _captured_blocks(config: EngineConfig, options: Options, device: str) -> int:
+    """See `Pool`: as many as all texts that run at once may need together; 0 where nothing is captured."""
+    if device == "cpu" or options.enforce_eager:
+        return 0
+    return config.max_num_seqs * -(-(config.max_model_len + MAX_DRAFTS + 1) // config.block_size)
 
 
 def _filled(config: EngineConfig, options: Options, runner: TorchRunner, pool: Pool) -> EngineConfig:
