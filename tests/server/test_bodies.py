@@ -50,10 +50,10 @@ def chat(**fields: Any) -> ChatBody:
     ],
 )
 def test_what_is_not_one_json_object_of_numbers_and_text_is_refused_at_once(raw: bytes) -> None:
-    start = time.perf_counter()
+    start = time.thread_time()  # its own: a busy machine may hold it up
     with pytest.raises(InvalidRequest) as refused:
         parse(raw, ChatBody)
-    assert time.perf_counter() - start < 0.5
+    assert time.thread_time() - start < 0.5
     assert refused.value.code in ("invalid_json", "missing_required_parameter")
     assert len(str(refused.value)) < 400
 
