@@ -28,6 +28,7 @@ class MedusaVoice:
 
     def __init__(self, heads: Medusa) -> None:
         self.name, self.taps, self.targets, self.levels = heads.name, heads.taps, heads.targets, heads.num_heads
+        self.follow = None
         self._heads = heads
         self._last: dict[Sequence, tuple[int, Tensor]] = {}  # how much is computed, and the feature [D] of its end
         self._said: dict[tuple[Sequence, int], Tensor] = {}
@@ -83,6 +84,7 @@ class MaskedVoice:
 
     def __init__(self, head: PEagle, memory: Memory) -> None:
         self.name, self.taps, self.targets, self.levels = head.name, head.taps, head.targets, head.ahead
+        self.follow = None
         self._head = head
         self._memory = memory
         self._mask_1D = head.mask_features()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specdec.batch import Batch, Rows
-from specdec.drafters.forwards import Forwards
+from specdec.drafters.forwards import Follow, Forwards
 from specdec.drafters.memory import News
 from specdec.protocols import Attend, LayerShape, Model
 
@@ -65,7 +65,7 @@ class Borrowed:
     num_kept = 0
 
     def __init__(self, head: CausalHead, cache: KVCache, pool: Pool) -> None:
-        self._block_size = pool.block_size
+        self.block_size = pool.block_size
         self._forwards = Forwards(head.forward, cache, pool)
 
     def observe(self, news: Seq[News]) -> None:
@@ -80,7 +80,11 @@ class Borrowed:
 
     def run(self, parts: Seq[Rows], features_RD: Tensor | None) -> Tensor:
         """See `recurrent.Context.run`."""
-        return self._forwards.run(Batch.of(parts, self._block_size), features_RD)
+        return self._forwards.run(Batch.of(parts, self.block_size), features_RD)
+
+    def follow(self, parts: Seq[Rows]) -> Follow | None:
+        """See `recurrent.Context.follow`."""
+        return self._forwards.follow(Batch.of(parts, self.block_size))
 
     def forget(self, seq: Sequence) -> None:
         """Nothing is kept."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 512
 
+# Inputs of rows -> hidden states [R, D]
+Follow = Callable[["Mapping[str, Tensor]"], Tensor]
 # (tokens [R], features [R, D] or None, positions [R], attend) -> hidden states [R, D]
 Model = Callable[[Tensor, Tensor | None, Tensor, Attend], Tensor]
 
@@ -62,6 +64,21 @@ class Forwards:
             return self._model(tokens_R, features_RD, positions_R, self._attention)
         (hidden_RD,) = self._steps.run(step, batch, {} if features_RD is None else {"features": features_RD})
         return hidden_RD[: batch.num_rows].clone()  # kept while later steps overwrite what the graph writes
+
+    def follow(self, batch: Batch) -> Follow | None:
+        """What runs the rows of `batch` time and again without waiting; None where that is not captured. The rows'
+        inputs that it is given are on the device, by their names in `specdec.graphs`, `features` among them; the others
+        stay as the batch has them. Hidden states are valid until the next run of any forward."""
+        step = None if self._steps is None else self._steps.find(batch)
+        if self._steps is None or step is None:
+            return None
+        again = self._steps.repeat(step, batch)
+
+        def run(inputs: Mapping[str, Tensor]) -> Tensor:
+            (hidden_RD,) = again(inputs)
+            return hidden_RD[: batch.num_rows]
+
+        return run
 
     def _launch(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         return (self._model(inputs["tokens"], inputs.get("features"), inputs["positions"], self._attention),)

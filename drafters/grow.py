@@ -50,8 +50,8 @@ def read_ranks(path: str) -> tuple[tuple[float, ...], ...]:
 
 
 class Growing:
-    """One tree in the making, of at most `room` drafts and `depth` levels; at most `rows` nodes, the root included, are
-    grown on.
+    """One tree in the making, of at most `room` drafts and `depth` levels, grown in as many; at most `rows` nodes, the
+    root included, are grown on.
 
     Node 0 is the root; `paths` are the tokens from below the root down to each node, `survival` the estimated
     probability that the walk comes to it.
@@ -67,9 +67,9 @@ class Growing:
         self.guesses: list[Guesses | None] = [None]
         self.num_grown = 0
         self.by_depth: list[Guesses | None] = []  # what is guessed behind every node of a depth, where that is one
-        self._room = min(room, MAX_DRAFTS)
-        self._depth = depth
-        self._rows = min(rows, MAX_ROWS)
+        self.room = min(room, MAX_DRAFTS)
+        self.depth = depth
+        self.rows = min(rows, MAX_ROWS)
         self.draws = draws
         self._grown: set[int] = set()
 
@@ -77,12 +77,12 @@ class Growing:
         """The nodes to grow on next: open ones among those that the tree would keep, the likeliest first."""
         if self.num_grown == 0:
             return [0]
-        places = min(growth.width, self._rows - self.num_grown)
+        places = min(growth.width, self.rows - self.num_grown)
         front = [
             node
             for node in self._kept()
             if node not in self._grown
-            and len(self.paths[node]) < self._depth
+            and len(self.paths[node]) < self.depth
             and self.survival[node] >= growth.floor
             and self.tokens[node] not in self.seq.ending
         ]
@@ -91,7 +91,7 @@ class Growing:
     @property
     def num_levels(self) -> int:
         """How many levels can be grown."""
-        return min(self._depth, self._rows)
+        return min(self.depth, self.rows)
 
     def grow(self, node: int, guesses: Guesses | None, growth: Growth) -> None:
         """Hang guesses behind a node; there may be none."""
@@ -138,7 +138,7 @@ class Growing:
     def _kept(self) -> list[int]:
         # A child is never likelier than its parent and comes after it, so the best nodes hang together.
         order = sorted(range(1, len(self.tokens)), key=lambda node: (-self.survival[node], node))
-        return order[: self._room]
+        return order[: self.room]
 
 
 def _by_rank(ranks: tuple[tuple[float, ...], ...], depth: int) -> tuple[float, ...]:
@@ -165,7 +165,8 @@ def grow(growing: Seq[Growing], expand: Expand, growth: Growth, guessing: Guessi
     """Grow all trees together, a level at a time: `expand` gives the logits `[L, V]` behind nodes of some of them, the
     nodes of a tree in the order in which they are grown. Roots come first. It is not asked for trees whose guesses are
     known by depth."""
-    while front := [(one, node) for one in growing for node in one.front(growth)]:
+    for level in range(max((one.num_levels for one in growing), default=0)):
+        front = [(one, node) for one in growing if level < one.num_levels for node in one.front(growth)]
         asked = [(one, node) for one, node in front if not one.by_depth]
         found: list[Guesses | None] = []
         if asked:

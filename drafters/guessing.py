@@ -6,6 +6,7 @@ L rows of logits, W vocabulary of the drafter, V that of its target, C guesses, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -32,7 +33,7 @@ class Guessing:
     vocabulary of its own, int64 `[W]`, or None."""
 
     def __init__(self, vocab_size: int, targets: Tensor | None) -> None:
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._targets = targets
         self._targets_W = None if targets is None else targets.cpu().numpy()
         self._staging: Staging | None = None
@@ -44,33 +45,56 @@ class Guessing:
             rows = zip(places, logits_LW.cpu().numpy(), strict=True)
             return [one.guess(logits_W, path, count, self._targets_W) for (one, path), logits_W in rows]
         words = [_words(one, path) for one, path in places]
-        if self._staging is None:
-            self._staging = Staging(logits_LW.device)
-            self._targets = None if self._targets is None else self._targets.to(logits_LW.device)
-        answer_LN = self._staging.fetch(self.enqueue(logits_LW, places, words, count, self._staging))
+        staging = self.staging(logits_LW.device)
+        answer_LN = staging.fetch(self.enqueue(logits_LW, places, words, count, staging))
         return [
-            None if failed or tokens[0] < 0 else one.guesses(tokens, chances_GN, path, row)
-            for (one, path), (row, failed), (tokens, chances_GN) in zip(places, words, _read(answer_LN), strict=True)
+            None if failed else guessed(answer_N, one, path, row)
+            for (one, path), (row, failed), answer_N in zip(places, words, answer_LN, strict=True)
         ]
+
+    def staging(self, device: torch.device) -> Staging:
+        """What brings a draft's arrays to where its logits are, and its answers back."""
+        if self._staging is None:
+            self._staging = Staging(device)
+            self._targets = None if self._targets is None else self._targets.to(device)
+        return self._staging
 
     def enqueue(
         self, logits_LW: Tensor, places: Seq[Place], words: Seq[tuple[Words, bool]], count: int, staging: Staging
     ) -> Tensor:
-        """All guesses, int32 `[L, C (1 + G)]` on their device: the tokens, or why there are none, and the bits of their
-        chances. Waits for nothing, and asks the device nothing."""
-        totals_L = log_totals(logits_LW)
-        mask = TokenMask(len(places), self._vocab_size)
+        """What `answered` makes of all guesses. Waits for nothing, and asks the device nothing."""
+        mask = TokenMask(len(places), self.vocab_size)
         for row, (words_W, _) in enumerate(words):
             if words_W is not None:
                 mask.put(row, words_W[: mask.num_words])
-        there = staging.move(told(_by_text(places), mask))
+        return answered(*self.at_once(logits_LW, staging.move(told(_by_text(places), mask)), count))
+
+    def at_once(self, logits_LW: Tensor, there: Mapping[str, Tensor], count: int) -> tuple[Tensor, Tensor]:
+        """All guesses as `guess_rows` gives them, by what `told` says of the rows, now on their device. Waits for
+        nothing, and asks the device nothing."""
+        totals_L = log_totals(logits_LW)
         if self._targets is None:
             scores_LV = scored(logits_LW, there)
         else:
-            scores_LV = logits_LW.new_full((len(places), self._vocab_size), -torch.inf)
+            scores_LV = logits_LW.new_full((len(logits_LW), self.vocab_size), -torch.inf)
             scores_LV = scored(scores_LV.index_copy_(1, self._targets, logits_LW), there, own=True)
-        tokens_LC, chances_LCG = guess_rows(scores_LV, draws(there), totals_L, count)
-        return torch.cat([tokens_LC, chances_LCG.view(torch.int32).flatten(1)], 1)
+        return guess_rows(scores_LV, draws(there), totals_L, count)
+
+
+def answered(tokens_LC: Tensor, chances_LCG: Tensor) -> Tensor:
+    """Guesses on their way back, int32 `[L, C (1 + G)]`: the tokens, or why there are none, and the bits of their
+    chances."""
+    return torch.cat([tokens_LC, chances_LCG.view(torch.int32).flatten(1)], 1)
+
+
+def guessed(answer_N: NDArray[np.int32], one: Draws, path: tuple[int, ...], words: Words) -> Guesses | None:
+    """The guesses behind `path` by a row of `answered`; None where there are none."""
+    width = len(answer_N) // (1 + len(TEMPERS))
+    count = int((answer_N[:width] >= 0).sum())
+    if count == 0:
+        return None
+    chances_CG = np.ascontiguousarray(answer_N[width:]).view(np.float32).reshape(width, len(TEMPERS))
+    return one.guesses(answer_N[:count].tolist(), chances_CG[:count].T.astype(np.float64), path, words)
 
 
 def _words(one: Draws, path: tuple[int, ...]) -> tuple[Words, bool]:
@@ -86,17 +110,4 @@ def _by_text(places: Seq[Place]) -> list[RowsOf]:
     return [
         RowsOf(places[first][0].seq, first, [path for _, path in places[first:end]])
         for first, end in zip(starts, [*starts[1:], len(places)], strict=True)
-    ]
-
-
-def _read(answer_LN: NDArray[np.int32]) -> list[tuple[list[int], NDArray[np.float64]]]:
-    """Each row's tokens, or what stands in the place of the first, and chances `[G, C]`."""
-    width = answer_LN.shape[1] // (1 + len(TEMPERS))
-    counts_L = np.maximum(1, (answer_LN[:, :width] >= 0).sum(1)).tolist()
-    chances_LCG = np.ascontiguousarray(answer_LN[:, width:]).view(np.float32).reshape(-1, width, len(TEMPERS))
-    chances_LGC = chances_LCG.transpose(0, 2, 1).astype(np.float64)
-    tokens = answer_LN[:, :width].tolist()
-    return [
-        (row[:count], chances_GC[:, :count])
-        for row, chances_GC, count in zip(tokens, chances_LGC, counts_L, strict=True)
     ]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specdec.batch import Batch, Rows
-from specdec.drafters.forwards import Forwards, Model
+from specdec.drafters.forwards import Follow, Forwards, Model
 from specdec.kv import KVCache, Pool
 from specdec.protocols import LayerShape
 from specdec.sequence import Sequence
@@ -73,6 +73,11 @@ class Memory:
     def num_kept(self) -> int:
         """Sequences for which something is kept."""
         return len(self._kept)
+
+    @property
+    def block_size(self) -> int:
+        """See `recurrent.Context`."""
+        return self._pool.block_size
 
     @property
     def num_bytes(self) -> int:
@@ -135,9 +140,20 @@ class Memory:
     def run(self, parts: Seq[Rows], features_RD: Tensor | None) -> Tensor:
         """Hidden states `[R, D]` of some rows, whose keys and values are written to their slots."""
         for rows in parts:
-            for block in range(rows.slots[0] // self._pool.block_size, rows.slots[-1] // self._pool.block_size + 1):
-                self._names.pop(rows.blocks[block], None)
+            self._overwritten(rows.blocks, rows.slots[0], rows.slots[-1] + 1)
         return self._forwards.run(Batch.of(parts, self._pool.block_size), features_RD)
+
+    def follow(self, parts: Seq[Rows]) -> Follow | None:
+        """See `recurrent.Context.follow`."""
+        for rows in parts:
+            self._overwritten(rows.blocks, rows.prefix[0] + 1, rows.slots[-1] + 1)
+        return self._forwards.follow(Batch.of(parts, self._pool.block_size))
+
+    def _overwritten(self, blocks: Seq[int], first: int, end: int) -> None:
+        """Rows are written to the slots `first .. end - 1`: what their blocks held is lost."""
+        size = self._pool.block_size
+        for block in blocks[first // size : -(-end // size)] if end > first else []:
+            self._names.pop(block, None)
 
     def _begin(self, seq: Sequence, start: int) -> Kept:
         """What is known of a text when it is first seen: the blocks of a prefix hit, where they are still whole."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from specdec.drafters.grow import Ahead, Growing, Growth, grow, look_ahead
 from specdec.drafters.guessing import Guessing
+from specdec.drafters.levels import Follow, grow_unheard
 from specdec.drafters.memory import News
 from specdec.drafters.survival import Draws, Survival
 from specdec.tree import EMPTY, DraftTree, root
@@ -51,6 +52,12 @@ class Voice(Protocol):
     def ahead(self) -> Ahead | None:
         """fp32 logits `[L, V]` at depths of texts, for one to whom the guesses before do not matter; None for others.
         It may be asked for a depth below `levels`, and below the slots that were granted."""
+        ...
+
+    @property
+    def follow(self) -> Follow | None:
+        """How trees grow without the host hearing of each level, for one who goes on from its own guesses; None for
+        others."""
         ...
 
     def features(self, taps: Seq[Tensor]) -> Tensor:
@@ -147,6 +154,8 @@ class ModelDrafter:
         try:
             if self._voice.ahead is not None:
                 look_ahead(growing, self._voice.ahead, self._growth, self._guessing)
+            if self._voice.follow is not None:
+                growing = grow_unheard(growing, self._voice.follow, self._growth, self._guessing)
             grow(growing, self._voice.expand, self._growth, self._guessing)
         finally:
             self._voice.end()

@@ -10,12 +10,17 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from specdec.batch import Rows
+from specdec.batch import Rows, placed
+from specdec.blocks import SCRAP
+from specdec.drafters.forwards import Follow
 from specdec.drafters.grow import Growing
 from specdec.drafters.heads import Head
+from specdec.drafters.levels import Following, Level
 from specdec.drafters.memory import News
 
 if TYPE_CHECKING:
@@ -37,8 +42,19 @@ class Context(Protocol):
         """Hidden states `[R, D]` of guessed rows."""
         ...
 
+    def follow(self, parts: Seq[Rows]) -> Follow | None:
+        """What runs guessed rows of texts time and again without waiting: where each lies, which token it holds and
+        what it sees is given each time, on the device. `parts` say how many there are of each text and the last slot
+        that they may take. None where it would wait."""
+        ...
+
     def forget(self, seq: Sequence) -> None:
         """Release what is kept for a sequence."""
+        ...
+
+    @property
+    def block_size(self) -> int:
+        """Slots of a block."""
         ...
 
     @property
@@ -53,6 +69,36 @@ class _Branches:
 
     hidden: dict[int, Tensor]
     ancestors: dict[int, int] = field(default_factory=lambda: {0: 1})
+
+
+class _Unseen:
+    """Satisfies `levels.Following`, by `run`. What the head made of the roots is `roots_SD`; what it makes of up to
+    `num_rows` rows of each text, the root's among them, is kept where a head reads it as the features of the next."""
+
+    def __init__(self, head: Head, run: Follow, slots_SM: NDArray[np.int64], roots_SD: Tensor, num_rows: int) -> None:
+        self.slots_SM = slots_SM
+        self._head, self._run, self._roots_SD, self._num_rows = head, run, roots_SD, 1
+        self._hidden_SHD: Tensor | None = None
+        if head.taps:
+            self._hidden_SHD = roots_SD[:, None].repeat(1, num_rows, 1)
+
+    def roots(self) -> Tensor:
+        """See `levels.Following`."""
+        return self._head.logits(self._roots_SD)
+
+    def rows(self, level: Level) -> Tensor:
+        """See `levels.Following`."""
+        num_texts, width = level.nodes.shape
+        inputs = {name: getattr(level, name).flatten() for name in ("tokens", "positions", "slots", "ancestors")}
+        if self._hidden_SHD is not None:
+            above_SW1 = level.above[..., None].expand(-1, -1, self._hidden_SHD.shape[2])
+            inputs["features"] = self._hidden_SHD.gather(1, above_SW1).flatten(0, 1)
+        hidden_RD = self._run(inputs)
+        if self._hidden_SHD is not None:
+            rows = slice(self._num_rows, self._num_rows + width)
+            self._hidden_SHD[:, rows] = hidden_RD.view(num_texts, width, -1)
+            self._num_rows = rows.stop
+        return self._head.logits(hidden_RD)
 
 
 class Recurrent:
@@ -97,6 +143,23 @@ class Recurrent:
             self._run(fresh)
         hidden_LD = torch.stack([self._branches[one.seq].hidden[node] for one, node in front])
         return self._head.logits(hidden_LD)
+
+    def follow(self, growing: Seq[Growing], width: int, num_rows: int) -> Following | None:
+        """See `Voice`."""
+        parts = []
+        slots_SM = np.full((len(growing), max(one.rows for one in growing)), SCRAP, np.int64)
+        for slots_M, one in zip(slots_SM, growing, strict=True):
+            blocks, root = one.seq.blocks, len(one.seq.tokens) - 1
+            end = root + one.rows
+            slots_M[: one.rows] = placed(blocks, range(root, end), self._context.block_size)
+            # What each may see at most, and the last slot that one may take.
+            places, seen = [root] * width, [(1 << one.rows) - 1] * width
+            parts.append(Rows(blocks, [0] * width, places, [end - 1] * width, places, seen))
+        run = self._context.follow(parts)
+        if run is None:
+            return None
+        roots_SD = torch.stack([self._branches[one.seq].hidden[0] for one in growing])
+        return _Unseen(self._head, run, slots_SM, roots_SD, num_rows)
 
     def end(self) -> None:
         """See `Voice`."""

@@ -117,10 +117,18 @@ class Draws:
     ) -> Guesses:
         """`tokens` as guesses of what follows `path`, where the grammar's mask has these `words`. They survive by the
         temper that has predicted best at such places."""
-        kind = (where(words), min(MAX_DEPTH_BITS, (len(path) + 1).bit_length()))
+        kind = _kind(len(path), words)
         return Guesses(kind, tuple(tokens), chances_GN, tuple(chances_GN[self._survival.temper(kind)].tolist()))
+
+    def temper(self, depth: int) -> int:
+        """The place in `TEMPERS` by which guesses of free text survive behind paths of `depth` tokens."""
+        return self._survival.temper(_kind(depth, None))
 
     def _noise_at(self, depth: int) -> NDArray[np.float64]:
         if depth not in self._noise:
             self._noise[depth] = gumbel(noise_words(self.seq.seed, len(self.seq.tokens) + depth, self._vocab_size))
         return self._noise[depth]
+
+
+def _kind(depth: int, words: NDArray[np.int32] | None) -> Kind:
+    return where(words), min(MAX_DEPTH_BITS, (depth + 1).bit_length())

@@ -35,9 +35,10 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Lists of tokens (int32) and what is added to their scores (fp32), end to end: row r has the entries `starts[r] ..
-    starts[r + 1]` (int32), each token once. Minus infinity bans a token, whatever its score."""
+    """Lists of tokens (int32) and what is added to their scores (fp32): row r has the entries `begins[r] .. ends[r]`
+    (int32), each token once; rows may share a list. Minus infinity bans a token, whatever its score."""
 
     tokens_N: Tensor
     values_N: Tensor
-    starts: Tensor
+    begins_L: Tensor
+    ends_L: Tensor

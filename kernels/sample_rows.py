@@ -57,7 +57,7 @@ def add_rows(scores_LV: Tensor, listed: Listed) -> None:
 
         sample.add_rows(scores_LV, listed)
         return
-    for row, (first, end) in enumerate(pairwise(listed.starts.tolist())):
+    for row, (first, end) in enumerate(zip(listed.begins_L.tolist(), listed.ends_L.tolist(), strict=True)):
         tokens, values = listed.tokens_N[first:end].long(), listed.values_N[first:end]
         scores_LV[row, tokens] = torch.where(values == -torch.inf, values, scores_LV[row, tokens] + values)
 

@@ -88,7 +88,7 @@ class Batch:
             ancestors += part.ancestors
             end = part.slots[-1] + 1
             table = part.blocks[: -(-end // block_size)]
-            slots += [table[slot // block_size] * block_size + slot % block_size for slot in part.slots]
+            slots += placed(table, part.slots, block_size)
             rows.append((first, len(tokens)))
             logit_rows += range(len(tokens) - part.num_logits, len(tokens))
             lengths.append(end)
@@ -128,6 +128,11 @@ class Batch:
             lengths_S=(*self.lengths_S, *[1] * added),
             tables_S=(*self.tables_S, *[(SCRAP,)] * added),
         )
+
+
+def placed(blocks: Sequence[int], slots: Sequence[int], block_size: int) -> list[int]:
+    """The cache's slots of a sequence's `slots`, by its block table."""
+    return [blocks[slot // block_size] * block_size + slot % block_size for slot in slots]
 
 
 def _rows(span: Span) -> Rows:

@@ -169,7 +169,8 @@ class Steps:
         self._attention, self._launch = attention, launch
         self._max_blocks, self._extra = max_blocks, extra or {}
         self._rows = [count for count in ROWS if count <= max_rows]
-        self._staging = Staging(attention.device)
+        # What is repeated comes apart, so that it waits for no copy behind forwards that were asked for just before.
+        self._staging, self._apart = Staging(attention.device), Staging(attention.device)
         self._tiles: list[Tiles] = []
         self._few = 0  # rows of a sequence that small tiles take
         self._made: dict[tuple[int, bool], Step] = {}
@@ -199,6 +200,18 @@ class Steps:
         """What comes of a batch, `[R, ...]` each and perhaps more rows: valid until the next run."""
         step.load(batch, extra or {}, self._staging)
         return step.replay()
+
+    def repeat(self, step: Step, batch: Batch) -> Callable[[Inputs], tuple[Tensor, ...]]:
+        """What runs a batch that is brought now, each time with other numbers in some inputs of its rows: these are on
+        the device. The last it saw of a block table's slots is `batch`'s to say; rows may see fewer."""
+        step.load(batch, {}, self._apart)
+
+        def run(inputs: Inputs) -> tuple[Tensor, ...]:
+            for name, value in inputs.items():
+                step.inputs[name][: len(value)].copy_(value)
+            return step.replay()
+
+        return run
 
     def _step(self, num_rows: int, is_wide: bool) -> Step:
         if (num_rows, is_wide) not in self._made:

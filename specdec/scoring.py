@@ -61,10 +61,19 @@ def scored(logits_LV: Tensor, there: Mapping[str, Tensor], *, own: bool = False)
         counted = Counted(there["counted"], there["counts"], there["counted_starts"])
         penalize_rows(scores_LV, counted, there["repetition"], there["presence"], there["frequency"])
     if "values" in there:
-        add_rows(scores_LV, Listed(there["listed"], there["values"], there["listed_starts"]))
+        add_rows(scores_LV, Listed(there["listed"], there["values"], there["listed_begins"], there["listed_ends"]))
     if "words" in there:
         mask_rows(scores_LV, there["words"], there["masked"])
     return scores_LV
+
+
+def rows_of(there: Mapping[str, Tensor], rows_L: Tensor) -> dict[str, Tensor]:
+    """What `told` says, now on its device, as if it had been asked for the rows at `rows_L` (int64 `[L]`, there), in
+    that order, some perhaps more than once. Of texts that are not penalized: lists of counts belong to one row."""
+    assert "counts" not in there
+    return {
+        name: array if name in ("listed", "values") else array.index_select(0, rows_L) for name, array in there.items()
+    }
 
 
 def draws(there: Mapping[str, Tensor]) -> Draws:
@@ -147,10 +156,12 @@ def _additions(asked: Seq[RowsOf], mask: TokenMask) -> dict[str, NDArray[Any]]:
     if not lists:
         return {}
     tokens, values = zip(*(lists[row] for row in sorted(lists)), strict=True)
+    starts = _starts(mask.num_rows, {row: len(ids) for row, (ids, _) in lists.items()})
     return {
         "listed": np.concatenate(tokens),
         "values": np.concatenate(values),
-        "listed_starts": _starts(mask.num_rows, {row: len(ids) for row, (ids, _) in lists.items()}),
+        "listed_begins": starts[:-1],
+        "listed_ends": starts[1:],
     }
 
 

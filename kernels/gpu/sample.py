@@ -54,7 +54,7 @@ def add_rows(scores_LV: Tensor, listed: Listed, tuning: Tuning = ADD_TUNINGS[0])
     """See `specdec.kernels.sample_rows.add_rows`."""
     if len(scores_LV):
         add_kernel[(len(scores_LV),)](
-            *(scores_LV, listed.tokens_N, listed.values_N, listed.starts, scores_LV.stride(0)),
+            *(scores_LV, listed.tokens_N, listed.values_N, listed.begins_L, listed.ends_L, scores_LV.stride(0)),
             BLOCK=tuning.block,
             **tuning.options,
         )
@@ -129,10 +129,10 @@ def penalty_kernel(
 
 
 @triton.jit
-def add_kernel(scores_LV, tokens_N, values_N, starts, scores_stride, BLOCK: tl.constexpr):
+def add_kernel(scores_LV, tokens_N, values_N, begins_L, ends_L, scores_stride, BLOCK: tl.constexpr):
     """The list of one row. Each token stands in it once, so no two lanes meet."""
     row = tl.program_id(0).to(tl.int64)
-    first, end = tl.load(starts + row), tl.load(starts + row + 1)
+    first, end = tl.load(begins_L + row), tl.load(ends_L + row)
     for begin in range(first, end, BLOCK):
         entry = begin + tl.arange(0, BLOCK)
         inside = entry < end

@@ -86,7 +86,7 @@ def compilations() -> Iterator[Compilation]:
         (noise.gumbel_of_kernel, ("*fp32", "*i32", "i32"), noise.TUNINGS),
         (mask.mask_kernel, ("*fp32", "*i32", "*i1", "i32", "i32", "i32"), mask.TUNINGS),
         (sample.penalty_kernel, ("*fp32", *["*i32"] * 3, *["*fp32"] * 3, "i32"), sample.PENALTY_TUNINGS),
-        (sample.add_kernel, ("*fp32", "*i32", "*fp32", "*i32", "i32"), sample.ADD_TUNINGS),
+        (sample.add_kernel, ("*fp32", "*i32", "*fp32", "*i32", "*i32", "i32"), sample.ADD_TUNINGS),
         (
             sample.filter_kernel,
             ("*fp32", "*i32", "*fp32", *filters, "i32"),

@@ -158,11 +158,10 @@ def test_listed_values_are_added_as_in_the_reference_to_the_last_bit(
     lists = [rng.permutation(vocab_size)[: rng.integers(0, case["longest"] + 1)] for _ in range(num_rows)]
     values_N = rng.normal(0, 50, sum(map(len, lists))).astype(np.float32)
     values_N[rng.random(len(values_N)) < {"none": 0.0, "some": 0.3, "all": 1.0}[case["banned"]]] = -np.inf
-    listed = Listed(
-        torch.from_numpy(np.concatenate(lists).astype(np.int32)),
-        torch.from_numpy(values_N),
-        torch.tensor([0, *np.cumsum([len(entries) for entries in lists])], dtype=torch.int32),
-    )
+    lengths_L = torch.tensor([len(entries) for entries in lists], dtype=torch.int32)
+    ends_L = lengths_L.cumsum(0, dtype=torch.int32)
+    tokens_N = torch.from_numpy(np.concatenate(lists).astype(np.int32))
+    listed = Listed(tokens_N, torch.from_numpy(values_N), ends_L - lengths_L, ends_L)
     scores_LV = scores(rng, num_rows, vocab_size, "mostly forbidden")
     scores_LV[-1, -1] = NAN  # no ban is stopped by what is no number
     expected_LV, place = scores_LV.numpy().copy(), 0
