@@ -135,39 +135,39 @@ class Levels:
         self._open_SN[:, :filled].logical_and_(~torch.zeros_like(taken_SN).scatter_(1, order_SN, taken_SN))
         # What is not taken meets in a place behind the others.
         nodes_SW = torch.full((len(order_SN), width + 1), NONE, device=order_SN.device)
-        nodes_SW = nodes_SW.scatter_(1, torch.where(taken_SN, number_SN - 1, width), order_SN)[:, :width]
+        nodes_SW = nodes_SW.scatter_(1, (number_SN - 1).masked_fill_(~taken_SN, width), order_SN)[:, :width]
 
-        there_SW, some_SW = nodes_SW >= 0, nodes_SW.clamp(min=0)
+        none_SW, some_SW = nodes_SW < 0, nodes_SW.clamp(min=0)
         above_SW, rows_SW = some_SW // self._branch, self._num_grown_S1 + row_W
         bits_SW = torch.ones_like(rows_SW) << rows_SW.clamp(max=MAX_DRAFTS)
         slots_SW = self._slots_SM.gather(1, rows_SW.clamp(max=self._slots_SM.shape[1] - 1))
-        depths_SW = (self._depths_SH.gather(1, above_SW) + 1) * there_SW
-        self._num_grown_S1 += there_SW.sum(1, keepdim=True)
+        depths_SW = (self._depths_SH.gather(1, above_SW) + 1).masked_fill_(none_SW, 0)
+        self._num_grown_S1 += (~none_SW).sum(1, keepdim=True)
         return Level(
             nodes_SW,
             self._survival_SN.gather(1, some_SW),
             depths_SW,
-            self._tokens_SN.gather(1, some_SW) * there_SW,
+            self._tokens_SN.gather(1, some_SW).masked_fill_(none_SW, 0),
             self._root_S1 + depths_SW,
-            slots_SW.where(there_SW, SCRAP),
-            (self._ancestors_SH.gather(1, above_SW) | bits_SW).where(there_SW, 1),
+            slots_SW.masked_fill_(none_SW, SCRAP),
+            (self._ancestors_SH.gather(1, above_SW) | bits_SW).masked_fill_(none_SW, 1),
             above_SW,
         )
 
     def take(self, level: Level, logits_LV: Tensor) -> None:
         """Hang guesses behind the rows of a level; see `Growing.grow`."""
         (num_texts, width), branch = level.nodes.shape, self._branch
-        there_SW = level.nodes >= 0
+        none_SW = level.nodes < 0
         # The last of the rows that `_told` knows is nobody's.
         text_S1 = torch.arange(num_texts, device=logits_LV.device)[:, None]
-        place_SW = (text_S1 * self._num_levels + level.depths).where(there_SW, num_texts * self._num_levels)
+        place_SW = (text_S1 * self._num_levels + level.depths).masked_fill_(none_SW, num_texts * self._num_levels)
         there = rows_of(self._draws, place_SW.flatten())
         found = self._guessing.at_once(logits_LV, there, self._growth.branch)
         tokens_SWC = found[0].view(num_texts, width, branch).long()
         chances_SWC = self._chances(level.depths, found[1].view(num_texts, width, branch, len(TEMPERS)))
 
-        there_SWC = there_SW[..., None] & (tokens_SWC >= 0) & (chances_SWC >= 0)
-        survival_SWC = (level.survival[..., None] * chances_SWC).where(there_SWC, NONE)
+        there_SWC = ~none_SW[..., None] & (tokens_SWC >= 0) & (chances_SWC >= 0)
+        survival_SWC = (level.survival[..., None] * chances_SWC).masked_fill_(~there_SWC, NONE)
         ends_SWC = (tokens_SWC[..., None] == self._ending_SE[:, None, None]).any(-1)
         is_above_SW1 = (level.depths + 1 < self._depth_S1)[..., None]
         rows = slice(self._num_rows, self._num_rows + width)

@@ -10,6 +10,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from specdec.drafters.guessing import Guessing
 from specdec.drafters.levels import Follow, grow_unheard
 from specdec.drafters.memory import News
 from specdec.drafters.survival import Draws, Survival
+from specdec.staging import Staging
 from specdec.tree import EMPTY, DraftTree, root
 
 if TYPE_CHECKING:
@@ -129,6 +131,7 @@ class ModelDrafter:
         self._max_length = max_length
         self._survival = Survival()
         self._guessing = Guessing(vocab_size, voice.targets)
+        self._staging: Staging | None = None
         self._asked: set[Sequence] = set()
         self._grown: dict[Sequence, Growing] = {}
 
@@ -180,7 +183,8 @@ class ModelDrafter:
             served.append((span, start))
         features_RD = None
         if taps and rows:
-            rows_R = torch.tensor(rows, device=taps[0].device)
+            self._staging = self._staging or Staging(taps[0].device)
+            rows_R = self._staging.move({"rows": np.array(rows, np.int64)})["rows"]
             features_RD = self._voice.features([tap.index_select(0, rows_R) for tap in taps])
         news, row = [], 0
         for span, start in served:

@@ -63,7 +63,10 @@ class _Functions(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         name, options = getattr(func, "__name__", str(func)), kwargs or {}
-        waits = (name in METHODS or (name == "to" and _to_host(args, options))) and not _is_the_device()
+        waits = name in METHODS or (name == "to" and _to_host(args, options))
+        # Made of numbers in memory that is not pinned.
+        waits |= name in ("tensor", "as_tensor") and options.get("device") is not None
+        waits = waits and not _is_the_device()
         if waits and not (name == "numpy" and _is_staging()):
             raise Synchronises(f"{name} waits for the device")
         return func(*args, **options)

@@ -33,6 +33,7 @@ WAITING: dict[str, Callable[[], object]] = {
     "equality": lambda: torch.equal(NUMBERS, NUMBERS),
     "membership": lambda: 3 in NUMBERS,
     "repeats": lambda: NUMBERS.repeat_interleave(NUMBERS),
+    "numbers of the host": lambda: torch.tensor([1, 2], device=NUMBERS.device),
 }
 ASKING: dict[str, Callable[[], object]] = {
     "places as an index": lambda: NUMBERS[NUMBERS],

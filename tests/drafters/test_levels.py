@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -68,15 +68,15 @@ class Drafted:
     grant: Grant
     found: DraftTree
     expected: DraftTree
-    waits: int = 0
-    num_grants: int = field(default=0, repr=False)
+    waits: int
 
 
 @contextmanager
 def drafting_twice(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, changed: Callable[[Grant], Grant] = lambda grant: grant
 ) -> Iterator[list[Drafted]]:
-    """Every draft is made level by level, then at once, which is what the engine takes; for grants as `changed`."""
+    """Every draft is made at once, which is what the engine takes, then level by level, over the slots that the first
+    has written; for grants as `changed`."""
     (drafter,) = engine.drafting.drafters
     assert isinstance(drafter, ModelDrafter)
     draft, fetch, waits, seen = drafter.draft, Staging.fetch, 0, list[Drafted]()
@@ -89,12 +89,11 @@ def drafting_twice(
     def twice(grants: Seq[Grant]) -> list[DraftTree]:
         nonlocal waits
         grants = [changed(grant) for grant in grants]
-        expected = draft(grants)
         waits = 0
         with monkeypatch.context() as patch:
             patch.setattr(Forwards, "follow", launched)
             found = draft(grants)
-        seen.extend(Drafted(*made, waits, len(grants)) for made in zip(grants, found, expected, strict=True))
+        seen.extend(Drafted(*both, waits) for both in zip(grants, found, draft(grants), strict=True))
         return found
 
     with monkeypatch.context() as patch:
@@ -149,3 +148,68 @@ def test_trees_are_those_that_grow_level_by_level(name: str, growth: str, monkey
     assert max(one.found.num_drafts for one in seen) >= (8 if growth != "by ranks" else 3)
     (drafter,) = engine.drafting.drafters
     assert drafter.num_kept == 0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_draft_of_texts_whose_path_does_not_matter_waits_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = new_engine(name, GROWTHS["narrow"])
+    with drafting_twice(engine, monkeypatch) as seen:
+        run(engine, requests(penalized=False))
+    assert all(one.waits == (1 if one.found.num_drafts else one.waits) <= 1 for one in seen)
+    assert max(max(one.found.depths()) for one in seen) > 3
+
+
+@pytest.mark.parametrize("name", ["eagle", "draft model"])
+def test_nothing_that_befalls_texts_and_blocks_gets_into_their_trees(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Grants of all kinds, pauses, aborts, a pool too small for all: trees are those that grow level by level, and
+    texts those without drafts."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    befall(name, seed, monkeypatch, num_texts=12)
+
+
+def befall(name: str, seed: int, monkeypatch: pytest.MonkeyPatch, num_texts: int) -> None:
+    """A run of an engine on which much falls, by a seed."""
+    rng = random.Random(seed)
+    growth = Growth(rng.randint(1, 6), rng.randint(1, 9), rng.randint(1, 6), rng.choice([0.0, 0.02, 0.1]))
+    config = EngineConfig(48, 48 + 64, block_size=rng.choice([1, 4, 16]), max_rows=24, max_drafts=rng.randint(1, 40))
+    engine = new_engine(name, growth, config)
+    stems = [tuple(rng.randrange(1, len(TOKEN_BYTES)) for _ in range(12)) for _ in range(3)]
+    asked: list[Request] = []
+    aborted: set[str] = set()
+    emitted: dict[str, list[int]] = {}
+
+    def moody(grant: Grant) -> Grant:
+        if not grant.drafts or rng.random() < 0.5:
+            return grant
+        slots = rng.randint(1, grant.slots)
+        return replace(grant, drafts=rng.randint(0, grant.drafts), depth=rng.randint(1, grant.depth), slots=slots)
+
+    with drafting_twice(engine, monkeypatch, moody) as seen:
+        while len(asked) < num_texts or engine.has_work:
+            if len(asked) < num_texts and rng.random() < 0.8:
+                prompt = rng.choice(stems)[: rng.randint(1, 12)] + (rng.randrange(1, 9),) * rng.randint(0, 6)
+                sampling = Sampling(
+                    temperature=rng.choice([0.0, 0.8, 1.5]),
+                    presence_penalty=rng.choice([0.0, 0.0, 0.4]),
+                    logit_bias=rng.choice([{}, {2: 3.0, 5: -100.0}]),
+                    seed=len(asked),
+                )
+                stopping = Stopping(max_tokens=rng.randint(2, 20), min_tokens=rng.choice([0, 2]))
+                asked.append(Request(prompt, sampling, stopping))
+                engine.add(asked[-1], f"r{len(asked) - 1}")
+            if asked and rng.random() < 0.03:
+                aborted.add(victim := f"r{rng.randrange(len(asked))}")
+                engine.abort(victim)
+            for emission in engine.step():
+                emitted.setdefault(emission.seq.request_id, []).extend(emission.tokens)
+    plain = new_engine(name, growth, replace(CONFIGS["plain"], max_drafts=0))
+    for (name, _), outcome in texts(run(plain, asked)).items():
+        tokens = emitted.get(name, [])
+        assert tokens == [*outcome.tokens][: len(tokens) if name in aborted else None]
+    assert engine.metrics.drafter_errors == 0
+    (drafter,) = engine.drafting.drafters
+    assert drafter.num_kept == 0  # type: ignore[attr-defined]
+    check_alike(seen)
