@@ -6,8 +6,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from specdec.tree import DraftTree
 from tests.drafters.heads import causal, engine_with
 from tests.drafters.test_families import CONFIGS, ENDS, TOKEN_BYTES, made, target
 from tests.fakes import run, texts
+from tests.no_sync import no_sync
 
 HEADS: dict[str, Callable[[], Head | Medusa]] = {
     "eagle": lambda: made("eagle"),
@@ -213,3 +215,37 @@ def befall(name: str, seed: int, monkeypatch: pytest.MonkeyPatch, num_texts: int
     (drafter,) = engine.drafting.drafters
     assert drafter.num_kept == 0  # type: ignore[attr-defined]
     check_alike(seen)
+
+
+@pytest.mark.parametrize("name", ["eagle 3 with a vocabulary of its own", "draft model"])
+def test_between_forwards_what_a_drafter_keeps_waits_for_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it takes of a target's step, and what its own forwards leave for the next."""
+    engine = new_engine(name, GROWTHS["narrow"], CONFIGS["chunked"])
+    (drafter,) = engine.drafting.drafters
+    assert isinstance(drafter, ModelDrafter)
+    voice, forward, watching = drafter._voice, Forwards.run, ExitStack()
+    calls: list[str] = []
+
+    def unwatched(self: Forwards, *told: Any) -> Tensor:
+        watching.close()
+        hidden_RD = forward(self, *told)
+        watching.enter_context(no_sync())
+        calls.append("forward")
+        return hidden_RD
+
+    def watched(call: Callable[..., Any], what: str) -> Callable[..., Any]:
+        def during(*told: Any) -> Any:
+            calls.append(what)
+            with watching, monkeypatch.context() as patch:
+                patch.setattr(Forwards, "run", unwatched)
+                watching.enter_context(no_sync())
+                return call(*told)
+
+        return during
+
+    monkeypatch.setattr(drafter, "observe", watched(drafter.observe, "observe"))
+    monkeypatch.setattr(voice, "begin", watched(voice.begin, "begin"))
+    run(engine, requests(penalized=True))
+    assert engine.metrics.drafter_errors == 0
+    assert calls.count("forward") > 15
+    assert {"begin", "observe"} <= {before for before, call in pairwise(calls) if call == "forward"}
