@@ -13,8 +13,8 @@ import pytest
 pytest.importorskip("triton", reason="triton is not installed: it comes with the extra `gpu`, on Linux")
 
 ALL = [
-    *("machine", "engine", "steps", "noise", "mask", "penalties", "biases", "draw", "guesses", "logprobs", "drawing"),
-    *("norm", "rotary", "activation", "attention", "kv"),
+    *("machine", "engine", "drafters", "steps", "noise", "mask", "penalties", "biases", "draw", "guesses"),
+    *("logprobs", "drawing", "norm", "rotary", "activation", "attention", "kv"),
 ]
 # What the package needs besides torch, triton, numpy and safetensors.
 OTHERS = (
