@@ -62,12 +62,14 @@ class Guessing:
     def enqueue(
         self, logits_LW: Tensor, places: Seq[Place], words: Seq[tuple[Words, bool]], count: int, staging: Staging
     ) -> Tensor:
-        """What `answered` makes of all guesses. Waits for nothing, and asks the device nothing."""
+        """All guesses, int32 `[L, C (1 + G)]` on their device: the tokens, or why there are none, and the bits of their
+        chances. Waits for nothing, and asks the device nothing."""
         mask = TokenMask(len(places), self.vocab_size)
         for row, (words_W, _) in enumerate(words):
             if words_W is not None:
                 mask.put(row, words_W[: mask.num_words])
-        return answered(*self.at_once(logits_LW, staging.move(told(_by_text(places), mask)), count))
+        tokens_LC, chances_LCG = self.at_once(logits_LW, staging.move(told(_by_text(places), mask)), count)
+        return torch.cat([tokens_LC, chances_LCG.view(torch.int32).flatten(1)], 1)
 
     def at_once(self, logits_LW: Tensor, there: Mapping[str, Tensor], count: int) -> tuple[Tensor, Tensor]:
         """All guesses as `guess_rows` gives them, by what `told` says of the rows, now on their device. Waits for
@@ -81,14 +83,8 @@ class Guessing:
         return guess_rows(scores_LV, draws(there), totals_L, count)
 
 
-def answered(tokens_LC: Tensor, chances_LCG: Tensor) -> Tensor:
-    """Guesses on their way back, int32 `[L, C (1 + G)]`: the tokens, or why there are none, and the bits of their
-    chances."""
-    return torch.cat([tokens_LC, chances_LCG.view(torch.int32).flatten(1)], 1)
-
-
 def guessed(answer_N: NDArray[np.int32], one: Draws, path: tuple[int, ...], words: Words) -> Guesses | None:
-    """The guesses behind `path` by a row of `answered`; None where there are none."""
+    """The guesses behind `path`, from tokens and the bits of chances; None where there are none."""
     width = len(answer_N) // (1 + len(TEMPERS))
     count = int((answer_N[:width] >= 0).sum())
     if count == 0:

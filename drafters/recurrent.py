@@ -20,8 +20,9 @@ from specdec.blocks import SCRAP
 from specdec.drafters.forwards import Follow
 from specdec.drafters.grow import Growing
 from specdec.drafters.heads import Head
-from specdec.drafters.levels import Following, Level
+from specdec.drafters.levels import Following
 from specdec.drafters.memory import News
+from specdec.kernels.front import Level
 
 if TYPE_CHECKING:
     from specdec.sequence import Grant, Sequence

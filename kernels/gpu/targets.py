@@ -25,7 +25,7 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 from triton.compiler.errors import CompilationError
 
-from specdec.kernels.gpu import activation, attention, guess, kv, logprobs, mask, noise, norm, rotary, sample
+from specdec.kernels.gpu import activation, attention, front, guess, kv, logprobs, mask, noise, norm, rotary, sample
 from specdec.kernels.gpu.tuning import Tuning, fitting_warps
 
 TARGETS: Mapping[str, GPUTarget] = {
@@ -111,8 +111,22 @@ def compilations() -> Iterator[Compilation]:
     for kernel, types, constant, size, warps in joins:
         yield Compilation(kernel, types, {constant: size}, warps, aligned=False)
     yield from guesses()
+    yield from fronts()
     yield from layers()
     yield from attention_compilations()
+
+
+def fronts() -> Iterator[Compilation]:
+    """Trees of 8 and of 32 guesses behind a row, 8 rows a level, and as many levels as draft depths are at most."""
+    ints, floats = "*i64", "*fp64"
+    grown = (*[ints] * 7, floats, ints, floats, "*i1", *[ints] * 2, *[ints] * 5, *[ints] * 1, *["i32"] * 7)
+    for size in (512, 4096):
+        yield Compilation(front.front_kernel, grown, {"SIZE": size}, front.FRONT_WARPS, aligned=False)
+    hung = (ints, floats, "*i1", ints, ints, "*i32", ints, floats, ints, ints, "*i32", "*fp32")
+    for branch, ranked in ((8, False), (8, True), (32, False)):
+        types = (*hung, floats if ranked else ints, ints, ints, floats, *["i32"] * 4)
+        constants = {"BRANCH": branch, "TEMPERS": 8, "RANKED": ranked}
+        yield Compilation(front.hang_kernel, types, constants, front.HANG_WARPS, aligned=False)
 
 
 def layers() -> Iterator[Compilation]:
