@@ -44,7 +44,7 @@ class Forwards:
         first: int = 0,
         capturable: bool = True,
     ) -> None:
-        self._model, self._device = model, pool.device
+        self._model = model
         self._attention = PagedAttention(cache, pool.device, first)
         self._steps: Steps | None = None
         if pool.captured_blocks and capturable:
@@ -59,9 +59,8 @@ class Forwards:
         """Hidden states `[R, D]`."""
         step = None if self._steps is None else self._steps.find(batch)
         if self._steps is None or step is None:
-            self._attention.plan(batch)
-            tokens_R, positions_R = batch.tokens_R.to(self._device), batch.positions_R.to(self._device)
-            return self._model(tokens_R, features_RD, positions_R, self._attention)
+            inputs = self._attention.plan(batch)
+            return self._model(inputs["tokens"], features_RD, inputs["positions"], self._attention)
         (hidden_RD,) = self._steps.run(step, batch, {} if features_RD is None else {"features": features_RD})
         return hidden_RD[: batch.num_rows].clone()  # kept while later steps overwrite what the graph writes
 

@@ -5,14 +5,18 @@ R rows, H query heads, G key-value heads, J = H + G, K head size.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from specdec.batch import Batch
+from specdec.kernels.device import on_gpu
 from specdec.kernels.norm_rope import Rotary, rotate_and_write
-from specdec.kernels.paged import PagedRows
+from specdec.kernels.paged import PagedRows, Work
 from specdec.kernels.tree_attention import paged_attention
 from specdec.kv import KVCache
+from specdec.staging import Staging
 
 
 class PagedAttention:
@@ -27,13 +31,17 @@ class PagedAttention:
         self.device = device
         self.first = first
         self._slots_R = torch.empty(0, dtype=torch.int64)
+        self._staging = Staging(device)
         self.rows: PagedRows | None = None
 
-    def plan(self, batch: Batch) -> None:
-        """Take in where this step's rows lie and what they see. The copies come from memory that is not pinned, so a
-        GPU may make them wait: steps that replay graphs `place` theirs."""
-        self._slots_R = batch.slots_R.to(self.device)
-        self.rows = PagedRows.of(
+    def plan(self, batch: Batch) -> Mapping[str, Tensor]:
+        """Take in where this step's rows lie and what they see; `tokens`, `positions` and `logit_rows` of the batch are
+        returned as they lie on the device.
+
+        On a GPU all comes in one copy that nothing waits for, and with it the work of the layers, cut for the kinds of
+        them that the last step had: only the first step's is cut when a layer asks.
+        """
+        found = PagedRows.of(
             batch.tables_S,
             batch.rows_S,
             batch.lengths_S,
@@ -41,8 +49,48 @@ class PagedAttention:
             batch.ancestors_R,
             self.cache.block_size,
             first=self.first,
-            device=self.device,
         )
+        inputs = {"tokens": batch.tokens_R, "positions": batch.positions_R, "logit_rows": batch.logit_rows_L}
+        if on_gpu(self.cache.keys[0]):
+            found, inputs = self._moved(found, inputs | {"slots": batch.slots_R})
+            self._slots_R = inputs["slots"]
+        else:
+            self._slots_R = batch.slots_R
+        self.rows = found
+        return inputs
+
+    def _moved(self, found: PagedRows, inputs: dict[str, Tensor]) -> tuple[PagedRows, dict[str, Tensor]]:
+        """Both on the device, with the work of layers of the kinds that are known."""
+        from specdec.kernels.gpu.attention import work_lists  # needs triton, which a CPU does without
+
+        assert found.layout is not None
+        inputs |= {"blocks": found.blocks_B, "prefix": found.prefix_R, "ancestors": found.ancestors_R}
+        cut = {}
+        for num_shared, head_size in self.rows.work if self.rows is not None else ():
+            keys_GNK = min((keys for keys in self.cache.keys if keys.shape[-1] == head_size), key=len)
+            cut[num_shared, head_size] = work_lists(found.layout, num_shared, keys_GNK)
+            for index, (part, _) in enumerate(cut[num_shared, head_size]):
+                name = f"{num_shared} by {head_size}, {index}"
+                inputs |= {f"items of {name}": torch.from_numpy(part.items)}
+                inputs |= {f"joins of {name}": torch.from_numpy(part.joins)}
+        there = self._staging.move(inputs)
+        work = {
+            (num_shared, head_size): tuple(
+                Work(
+                    there[f"items of {num_shared} by {head_size}, {index}"],
+                    there[f"joins of {num_shared} by {head_size}, {index}"],
+                    part.num_partials,
+                    tile_rows,
+                )
+                for index, (part, tile_rows) in enumerate(parts)
+            )
+            for (num_shared, head_size), parts in cut.items()
+        }
+        blocks_B, prefix_R, ancestors_R = there["blocks"], there["prefix"], there["ancestors"]
+        moved = PagedRows(
+            blocks_B, found.block_size, prefix_R, ancestors_R, found.first, layout=found.layout, work=work
+        )
+        return moved, there
 
     def place(self, slots_R: Tensor, rows: PagedRows) -> None:
         """What `plan` finds, as tensors that the caller keeps: those of a captured graph, whose numbers may change

@@ -254,7 +254,6 @@ class GraphRunner:
         self.vocab_size, self.model, self.cache = runner.vocab_size, runner.model, runner.cache
         self._runner = runner
         self._max_rows, self._max_blocks = max_rows, max_blocks
-        self._staging = Staging(runner.device)
         self._taps: tuple[int, ...] = ()
         self._steps: Steps | None = None
 
@@ -292,8 +291,6 @@ class GraphRunner:
             return None
         return self._steps.find(batch)
 
-    @torch.inference_mode()
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """See `Runner` in `specdec/protocols.py`."""
-        there = self._staging.move({"sources": np.array(sources, np.int64), "targets": np.array(targets, np.int64)})
-        self.cache.move(there["sources"], there["targets"])
+        self._runner.move(sources, targets)

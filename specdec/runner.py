@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from specdec.attention import PagedAttention
 from specdec.batch import Batch
 from specdec.kv import KVCache
 from specdec.protocols import Forward, Model
+from specdec.staging import Staging
 
 
 class TorchRunner:
@@ -30,21 +32,21 @@ class TorchRunner:
         self.device = device
         self.cache = KVCache(model.layers, num_blocks, block_size, device=device, dtype=dtype)
         self.attention = PagedAttention(self.cache, device)
+        self._staging = Staging(device)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, taps: Sequence[int] = ()) -> Forward:
         """See `Runner` in `specdec/protocols.py`. Logits stay on the device."""
-        self.attention.plan(batch)
-        hidden_RD, tapped = self.model.forward(
-            batch.tokens_R.to(self.device), batch.positions_R.to(self.device), self.attention, taps
-        )
+        inputs = self.attention.plan(batch)
+        hidden_RD, tapped = self.model.forward(inputs["tokens"], inputs["positions"], self.attention, taps)
         if batch.num_logits == 0:  # nothing but chunks of prompts: the head has no row to read
             return Forward(torch.empty(0, self.vocab_size), tuple(tapped))
-        rows_L = batch.logit_rows_L.to(self.device)
-        hidden_LD = hidden_RD if batch.num_logits == batch.num_rows else hidden_RD.index_select(0, rows_L)
+        all_ask = batch.num_logits == batch.num_rows
+        hidden_LD = hidden_RD if all_ask else hidden_RD.index_select(0, inputs["logit_rows"])
         return Forward(self.model.logits(hidden_LD), tuple(tapped))
 
     @torch.inference_mode()
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """See `Runner` in `specdec/protocols.py`."""
-        self.cache.move(torch.tensor(sources, device=self.device), torch.tensor(targets, device=self.device))
+        there = self._staging.move({"sources": np.array(sources, np.int64), "targets": np.array(targets, np.int64)})
+        self.cache.move(there["sources"], there["targets"])

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec.kernels.paged import PagedRows, Work
-from specdec.kernels.work_list import ITEM_FIELDS, JOIN_FIELDS
+from specdec.kernels.paged import Layout, PagedRows, Work
+from specdec.kernels.work_list import ITEM_FIELDS, JOIN_FIELDS, WorkList
 
 LARGEST_HEAD = 256
 SMALL = 32  # queries of a tile that decodes: few enough that the cache's bandwidth is the limit, not the products
@@ -149,25 +149,30 @@ def tile_sizes(num_shared: int, head_size: int, element_size: int) -> tuple[int,
 def work_of(rows: PagedRows, num_shared: int, keys_GNK: Tensor) -> tuple[Work, ...]:
     """The work that rows bring for such layers; else it is cut now: sequences with few rows in small tiles, the others
     in large ones, so that neither waits for what the other needs."""
-    num_groups, _, head_size = keys_GNK.shape
+    head_size = keys_GNK.shape[-1]
     if (num_shared, head_size) not in rows.work:
         layout, device = rows.layout, keys_GNK.device
         if layout is None:
             raise ValueError(
                 f"work must be cut for {num_shared} queries a key head of size {head_size}, got {list(rows.work)}"
             )
-        few, many = tile_sizes(num_shared, head_size, keys_GNK.element_size())
-        counts = [stretch.end_row - stretch.first_row for stretch in layout.stretches]
-        works = []
-        for tile_rows, fewer, more in ((few, 0, few), (many, few, 0)):
-            found = [count for count in counts if count > fewer and (not more or count <= more)]
-            if found:
-                tile_rows = min(tile_rows, max(found))
-                pieces = num_pieces(device, num_groups)
-                cut = layout.work_list(tile_rows=tile_rows, pieces=pieces, fewer=fewer, more=more)
-                works.append(Work.of(cut, tile_rows, device))
-        rows.work[num_shared, head_size] = tuple(works)
+        cut = work_lists(layout, num_shared, keys_GNK)
+        rows.work[num_shared, head_size] = tuple(Work.of(found, tile_rows, device) for found, tile_rows in cut)
     return rows.work[num_shared, head_size]
+
+
+def work_lists(layout: Layout, num_shared: int, keys_GNK: Tensor) -> list[tuple[WorkList, int]]:
+    """What `work_of` cuts, on the host, and the rows of the tiles: one of two sizes, however long sequences are, or a
+    kernel would be compiled for each length."""
+    num_groups, _, head_size = keys_GNK.shape
+    few, many = tile_sizes(num_shared, head_size, keys_GNK.element_size())
+    pieces = num_pieces(keys_GNK.device, num_groups)
+    counts = [stretch.end_row - stretch.first_row for stretch in layout.stretches]
+    return [
+        (layout.work_list(tile_rows=tile_rows, pieces=pieces, fewer=fewer, more=more), tile_rows)
+        for tile_rows, fewer, more in ((few, 0, few), (many, few, 0))
+        if any(count > fewer and (not more or count <= more) for count in counts)
+    ]
 
 
 def num_pieces(device: torch.device, num_groups: int) -> int:
