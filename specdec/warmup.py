@@ -4,38 +4,74 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specdec.blocks import SCRAP
 from specdec.engine import Engine
 from specdec.mask import TokenMask
 from specdec.request import MAX_LOGPROBS, Request, Sampling, Stopping
 from specdec.text import Detokenizer
 from specdec.tree import DraftTree
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specdec.batch import Batch
+    from specdec.protocols import Drafter
+    from specdec.sequence import Grant, Sequence, Span
+
 PROMPT = 256  # tokens, which take larger tiles of attention than those that are drawn
+TOKENS = 2  # behind the first of them there are guesses
 
 
 def warm_up(engine: Engine) -> None:
-    """Write a few tokens for every kind of request, so that none waits for what is compiled on first use. The engine
-    must be idle; nothing is left behind."""
+    """Write a few tokens for every kind of request, with guesses of every drafter, so that none waits for what is
+    compiled on first use. The engine must be idle; nothing is left behind."""
     config, vocab_size = engine.config, engine.runner.vocab_size
     alone = Engine(
         engine.runner,
-        [],
+        [_Unlearning(drafter) for drafter in engine.drafting.drafters],
         replace(config, prefix_caching=False),
         new_text=lambda _: Detokenizer(lambda token: b""),
-        end_tokens=(0,),
+        end_tokens=(),
     )
-    prompt = (0,) * min(PROMPT, config.max_model_len - 1)
+    prompt = (0,) * min(PROMPT, max(1, config.max_model_len - TOKENS - 1))
     for name, sampling in {
         "filtered": Sampling(temperature=0.8, top_k=40, top_p=0.9, min_p=0.01, logprobs=5),
         "penalized": Sampling(repetition_penalty=1.1, logit_bias={0: 1.0}, logprobs=MAX_LOGPROBS),
     }.items():
-        alone.add(Request(prompt, sampling, Stopping(max_tokens=2), _Everything(vocab_size)), name)
-        while alone.has_work:  # one after the other: of lists of likeliest tokens a step makes the longest
+        # One after the other: of lists of likeliest tokens a step makes the longest.
+        (seq,) = alone.add(Request(prompt, sampling, Stopping(), _Everything(vocab_size)), name)
+        while alone.has_work and seq.num_output < TOKENS:
             alone.step()
+        alone.abort(name)  # no text comes to its end: drafters may keep those that do
+    engine.runner.move([SCRAP], [SCRAP])  # the first slot of the block that nobody reads
+
+
+class _Unlearning:
+    """A `Drafter` that guesses as another does, but never hears what became of its guesses: it has nothing to learn
+    from a text that nobody wrote."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.names, self.taps = drafter.names, drafter.taps
+        self._drafter = drafter
+        self._guessed = False
+
+    def draft(self, grants: Seq[Grant]) -> list[DraftTree]:
+        trees = self._drafter.draft(grants)
+        self._guessed = self._guessed or any(tree.num_drafts for tree in trees)
+        return trees
+
+    def observe(self, spans: Seq[Span], batch: Batch, taps: Seq[Tensor], paths: Seq[Seq[int]]) -> None:
+        if not self._guessed:
+            self._drafter.observe(spans, batch, taps, paths)
+
+    def forget(self, seq: Sequence) -> None:
+        self._guessed = False
+        self._drafter.forget(seq)
 
 
 class _Everything:
