@@ -31,8 +31,8 @@ Model = Callable[[Tensor, Tensor | None, Tensor, Attend], Tensor]
 
 class Forwards:
     """Of a model whose rows take features of `width`, or only tokens where that is 0, and see no slot below `first`.
-    Graphs are captured as they are wanted, for batches whose block tables hold up to `pool.captured_blocks`; none of a
-    model that is not `capturable`, as what it launches depends on what it computes."""
+    Graphs are captured with all others over `pool`; none of a model that is not `capturable`, as what it launches
+    depends on what it computes."""
 
     def __init__(
         self,
@@ -54,6 +54,18 @@ class Forwards:
             self._steps = Steps(
                 self._attention, self._launch, max_rows=MOST_ROWS, max_blocks=pool.captured_blocks, extra=extra
             )
+            pool.serve(self)
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """See `Captured`."""
+        if self._steps is not None:
+            self._steps.capture()
+
+    def release(self) -> None:
+        """See `Captured`."""
+        if self._steps is not None:
+            self._steps.release()
 
     def run(self, batch: Batch, features_RD: Tensor | None) -> Tensor:
         """Hidden states `[R, D]`."""

@@ -21,13 +21,14 @@ from specdec.costs import cost_table, drafter_costs
 from specdec.cpu import cpu_name
 from specdec.drafters.grow import Growth, read_ranks
 from specdec.drafters.open import Setup, family
+from specdec.drafting import all_taps
 from specdec.engine import Engine
 from specdec.errors import ConfigError, InvalidRequest, ModelError
 from specdec.grammar.compile import Compiler, check_backend
 from specdec.kv import Pool
 from specdec.loader import Checkpoint, load, open_checkpoint
 from specdec.policy import Policy
-from specdec.protocols import Drafter, Model
+from specdec.protocols import Drafter, Model, Runner
 from specdec.pull import cache_folder
 from specdec.quant import has_bf16, has_onednn, pack_bf16, pack_fp32, quantize_int8
 from specdec.request import PREDICTION, Sampling, Stopping
@@ -164,16 +165,19 @@ def build(
         options.draft_overrides,
     )
     drafters = make_drafters(names, setup)
-    if sized_later:
-        config = _filled(config, options, plain, pool)
-    ends = end_tokens(checkpoint, model.vocab_size)
-    engine = Engine(plain, drafters, config, new_text=_new_text(tokenizer), end_tokens=ends)
+    runner: Runner = plain
     if captured_blocks:
         from specdec.graphs import GraphRunner  # needs triton, which a CPU does without
 
-        runner = GraphRunner(plain, max_rows=config.max_rows, max_blocks=captured_blocks)
-        runner.capture(engine.drafting.taps)
-        engine.runner = runner
+        taps = all_taps(drafters) if config.max_drafts else ()
+        graphs = GraphRunner(plain, max_rows=config.max_rows, max_blocks=captured_blocks, taps=taps)
+        pool.serve(graphs)
+        runner = graphs
+    if sized_later:
+        config = _filled(config, options, plain, pool)
+    pool.capture()
+    ends = end_tokens(checkpoint, model.vocab_size)
+    engine = Engine(runner, drafters, config, new_text=_new_text(tokenizer), end_tokens=ends)
     if device == "cuda":
         warm_up(engine)
     if options.policy == "auto":
@@ -300,7 +304,7 @@ def _filled(config: EngineConfig, options: Options, runner: TorchRunner, pool: P
     """`config` with as many blocks as fit on the device beside all that is loaded; the caches are made as large."""
     utilization = options.gpu_memory_utilization or DEFAULT_UTILIZATION
     largest = NOBODY.padded(config.max_rows)
-    num_bytes = measured_room(pool.device, lambda: runner.forward(largest).logits_LV, utilization) + pool.num_bytes
+    num_bytes = measured_room(pool, lambda: runner.forward(largest).logits_LV, utilization) + pool.num_bytes
     num_blocks = fitting(
         num_bytes,
         pool.num_bytes // pool.num_blocks,

@@ -161,7 +161,7 @@ class Step:
 class Steps:
     """All steps of one forward over one cache, in two kinds: with large tiles of attention, for sequences with many
     rows, and without. On a CPU, where nothing can be captured, they are run each time: so they can be proved in the
-    interpreter. `max_blocks` is the length of all block tables of a batch at most."""
+    interpreter. `max_blocks` is the length of all block tables of a batch at most; rows of nobody come on top."""
 
     def __init__(
         self, attention: PagedAttention, launch: Launch, *, max_rows: int, max_blocks: int, extra: Inputs | None = None
@@ -188,10 +188,15 @@ class Steps:
                     self._step(num_rows, is_wide)
         logger.info("captured %d graphs in %.1f s", len(self._made), time.monotonic() - begin)
 
+    def release(self) -> None:
+        """Let go of what was captured, with the memory that it took: it knows where the cache lay."""
+        self._made, self._tiles, self._graph_pool = {}, [], None
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
     def find(self, batch: Batch) -> Step | None:
         """The step that a batch is padded to, made now where it was not yet; None for one that is too large for any."""
         place = bisect_left(self._rows, batch.num_rows)
-        if place == len(self._rows) or sum(map(len, batch.tables_S)) + self._rows[place] > self._max_blocks:
+        if place == len(self._rows) or sum(map(len, batch.tables_S)) > self._max_blocks:
             return None
         self._prepare()
         return self._step(self._rows[place], max(end - first for first, end in batch.rows_S) > self._few)
@@ -216,7 +221,8 @@ class Steps:
     def _step(self, num_rows: int, is_wide: bool) -> Step:
         if (num_rows, is_wide) not in self._made:
             tiles = [part for part in self._tiles if is_wide or part.more]
-            step = Step(self._attention, self._launch, num_rows, tiles, self._max_blocks, self._extra, self._memory)
+            room = self._max_blocks + num_rows
+            step = Step(self._attention, self._launch, num_rows, tiles, room, self._extra, self._memory)
             step.capture(self._staging, self._graph_pool)
             self._made[num_rows, is_wide] = step
         return self._made[num_rows, is_wide]
@@ -239,35 +245,39 @@ class Steps:
             kind = (num_shared, head_size)
             self._tiles += [Tiles(kind, few, 0, few, pieces), Tiles(kind, many, few, 0, pieces)]
         self._few = min(part.more for part in self._tiles if part.more)
-        room = room_for(blank(self._rows[-1], self._tiles, self._max_blocks))
+        room = room_for(blank(self._rows[-1], self._tiles, self._max_blocks + self._rows[-1]))
         self._memory = torch.zeros(room, dtype=torch.uint8, device=device)
 
 
 class GraphRunner:
-    """Satisfies `Runner` with what a `TorchRunner` holds. `capture` makes the graphs; before it, and for batches and
-    taps that none was made for, the forward is the other runner's.
+    """Satisfies `Runner`, with what a `TorchRunner` holds, and `Captured`: forwards with these `taps` are captured.
+    Before they are, and for batches and taps that none was made for, the forward is the other runner's.
 
     The head is launched behind a graph: what a graph writes is kept for good, and of logits for each number of rows
     that would be gigabytes. So it reads no row that does not ask, either."""
 
-    def __init__(self, runner: TorchRunner, *, max_rows: int, max_blocks: int) -> None:
+    def __init__(self, runner: TorchRunner, *, max_rows: int, max_blocks: int, taps: Sequence[int] = ()) -> None:
         self.vocab_size, self.model, self.cache = runner.vocab_size, runner.model, runner.cache
         self._runner = runner
         self._max_rows, self._max_blocks = max_rows, max_blocks
-        self._taps: tuple[int, ...] = ()
+        self._taps = tuple(taps)
         self._steps: Steps | None = None
 
     @torch.inference_mode()
-    def capture(self, taps: Sequence[int] = ()) -> None:
-        """Capture the forwards with these taps at each number of rows; see `Steps.capture`."""
-        model, attention, self._taps = self.model, self._runner.attention, tuple(taps)
+    def capture(self) -> None:
+        """See `Captured` and `Steps.capture`: the forward at each number of rows."""
+        model, attention, taps = self.model, self._runner.attention, self._taps
 
         def launch(inputs: Inputs) -> tuple[Tensor, ...]:
-            hidden_RD, tapped = model.forward(inputs["tokens"], inputs["positions"], attention, self._taps)
+            hidden_RD, tapped = model.forward(inputs["tokens"], inputs["positions"], attention, taps)
             return hidden_RD, *tapped
 
         self._steps = Steps(attention, launch, max_rows=self._max_rows, max_blocks=self._max_blocks)
         self._steps.capture()
+
+    def release(self) -> None:
+        """See `Captured`."""
+        self._steps = None
 
     @torch.inference_mode()
     def forward(self, batch: Batch, taps: Sequence[int] = ()) -> Forward:

@@ -30,10 +30,22 @@ class InBlocks(Protocol):
         ...
 
 
+class Captured(Protocol):
+    """Forwards over the blocks of a `Pool` that are captured as graphs, which know where the blocks lie."""
+
+    def capture(self) -> None:
+        """Make all graphs. Raises torch.OutOfMemoryError where there is too little memory."""
+        ...
+
+    def release(self) -> None:
+        """Let go of them."""
+        ...
+
+
 class Pool:
-    """Which blocks there are, of a target and of drafters that share its block tables, and where what lies in them
-    lives. It can be made larger before it is used: how much fits is known once all is loaded. Forwards over it are
-    captured as graphs for batches whose block tables hold up to `captured_blocks` blocks together; 0: none is."""
+    """Which blocks there are, of a target and of drafters that share its block tables, where what lies in them lives,
+    and what is captured over them. It can be made larger before it is used: how much fits is known once all is loaded.
+    Graphs are for batches whose block tables hold up to `captured_blocks` blocks together; 0: there is none."""
 
     def __init__(
         self, num_blocks: int, block_size: int, device: str, dtype: torch.dtype, *, captured_blocks: int = 0
@@ -42,6 +54,7 @@ class Pool:
         self.device, self.dtype = device, dtype
         self.captured_blocks = captured_blocks
         self._owned: list[InBlocks] = []
+        self._captured: list[Captured] = []
 
     @property
     def num_bytes(self) -> int:
@@ -52,8 +65,23 @@ class Pool:
         """Something that lies in the blocks."""
         self._owned.append(inside)
 
+    def serve(self, forwards: Captured) -> None:
+        """Forwards that are to be captured."""
+        self._captured.append(forwards)
+
+    def capture(self) -> None:
+        """Capture all forwards, so that none is while a request waits."""
+        for forwards in self._captured:
+            forwards.capture()
+
+    def release(self) -> None:
+        """Let go of all that was captured."""
+        for forwards in self._captured:
+            forwards.release()
+
     def resize(self, num_blocks: int) -> None:
-        """Make all that is owned as large; what it held is lost."""
+        """Make all that is owned as large; what it held is lost, as is what was captured."""
+        self.release()
         self.num_blocks = num_blocks
         for inside in self._owned:
             inside.resize(num_blocks)

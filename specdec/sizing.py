@@ -1,5 +1,5 @@
 """How many blocks of KV fit beside a model on a GPU: what is left of its share of the memory, once a largest forward
-has shown what it needs. Knows bytes and blocks; no model."""
+has shown what it needs, and graphs what they take. Knows bytes and blocks; no model."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from specdec.errors import ConfigError
+from specdec.kv import Pool
 
 GIB = 2**30
 COPIES_OF_LOGITS = 2  # scores that something changes, and those that filters look at
@@ -31,8 +32,10 @@ def fitting(num_bytes: int, block_bytes: int, *, least: int, utilization: float,
     return blocks
 
 
-def measured_room(device: str, largest: Callable[[], torch.Tensor], utilization: float) -> int:
-    """See `room`: `largest` runs the largest forward that there will be, and returns its logits. CUDA only."""
+def measured_room(pool: Pool, largest: Callable[[], torch.Tensor], utilization: float) -> int:
+    """See `room`: `largest` runs the largest forward that there will be, and returns its logits. What `pool` captures,
+    for a target and its drafters, is captured to see what it takes, and released. CUDA only."""
+    device = pool.device
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
@@ -41,6 +44,16 @@ def measured_room(device: str, largest: Callable[[], torch.Tensor], utilization:
     torch.cuda.synchronize(device)
     needed = torch.cuda.max_memory_allocated(device) - before + COPIES_OF_LOGITS * logits_LV.nbytes
     del logits_LV
+    without = free_memory(device)
+    pool.capture()
+    graphs = without - free_memory(device)
+    pool.release()
+    total = torch.cuda.mem_get_info(device)[1]
+    return room(total, total - free_memory(device), needed + max(0, graphs), utilization)
+
+
+def free_memory(device: str) -> int:
+    """Bytes of the device that nobody has, once all is done and what lies unused is given back."""
+    torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(device)
-    return room(total, total - free, needed, utilization)
+    return torch.cuda.mem_get_info(device)[0]

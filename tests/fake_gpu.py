@@ -19,8 +19,9 @@ from torch.overrides import TorchFunctionMode
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import CompiledKernel
+from triton.runtime.jit import JITFunction
 
-PROCESSORS, MEMORY = 132, 139 * 2**30
+PROCESSORS, MEMORY, GRAPH = 132, 139 * 2**30, 2**23
 # What Python asks of values; all else is done on shapes.
 READS = {
     *("cpu", "item", "tolist", "numpy", "equal", "allclose", "nonzero", "argwhere", "is_nonzero", "masked_select"),
@@ -32,11 +33,13 @@ READS = {
 class Launches:
     """`asked` are the specialisations of kernels that were launched, each once: the kernel's name, and what is compiled
     for; `compiled` those that no file of Triton's cache had, with the seconds that they took. `waits` are operations
-    that keep the host waiting, which copies from and to pinned memory do not."""
+    that keep the host waiting, which copies from and to pinned memory do not. `captured` graphs were made, of which
+    some are still `alive`."""
 
     asked: set[tuple[str, str]] = field(default_factory=set)
     compiled: list[tuple[str, float]] = field(default_factory=list)
     captured: int = 0
+    alive: int = 0
     waits: list[str] = field(default_factory=list)
 
 
@@ -141,16 +144,24 @@ class Generator(torch.Generator):
 
 
 class CUDAGraph:
-    """Of torch.cuda."""
+    """Of torch.cuda; it takes `GRAPH` bytes as long as it lives."""
+
+    launches = Launches()  # of the process
+
+    def __init__(self) -> None:
+        self.launches.alive += 1
+
+    def __del__(self) -> None:
+        self.launches.alive -= 1
 
     def replay(self) -> None:
         pass
 
 
 @contextmanager
-def fake_gpu(*, compiling: bool = False) -> Iterator[Launches]:
+def fake_gpu(*, compiling: bool = False, memory: int = MEMORY) -> Iterator[Launches]:
     """Inside, torch has one GPU, and what is launched on it is noted, and compiled where it is asked for."""
-    launches = Launches()
+    launches = CUDAGraph.launches
 
     @contextmanager
     def graph(graph: CUDAGraph, pool: Any = None) -> Iterator[None]:
@@ -164,7 +175,10 @@ def fake_gpu(*, compiling: bool = False) -> Iterator[Launches]:
         "is_available": lambda: True,
         "synchronize": nothing,
         "empty_cache": nothing,
-        "mem_get_info": lambda device=None: (MEMORY, MEMORY),
+        "mem_get_info": lambda device=None: (memory - launches.alive * GRAPH, memory),
+        "memory_allocated": lambda device=None: 0,
+        "max_memory_allocated": lambda device=None: 0,
+        "reset_peak_memory_stats": nothing,
         "get_device_name": lambda device=None: "a fake GPU",
         "get_device_capability": lambda device=None: (9, 0),
         "get_device_properties": lambda device=None: SimpleNamespace(multi_processor_count=PROCESSORS),
@@ -177,16 +191,21 @@ def fake_gpu(*, compiling: bool = False) -> Iterator[Launches]:
         setattr(torch.cuda, name, value)
     torch.Generator = Generator  # type: ignore[misc]
 
-    def noted(*, key: Any, fn: Any, **_: Any) -> bool:
-        launches.asked.add((fn.name, str(key)))
-        return not compiling
+    compile_now = JITFunction._do_compile
+
+    def noted(function: Any, key: Any, signature: Any, device: int, *rest: Any) -> Any:
+        launches.asked.add((function.__name__, str(key)))
+        if compiling:
+            return compile_now(function, key, signature, device, *rest)
+        kernel = SimpleNamespace(run=nothing, launch_metadata=nothing, function=None, packed_metadata=None)
+        return function.device_caches[device][0].setdefault(key, kernel)
 
     def listened(*, src: Any, times: Any, cache_hit: bool, **_: Any) -> None:
         if not cache_hit:
             launches.compiled.append((src.name, times.total / 1e6))
 
     triton.runtime.driver.set_active(Driver())
-    knobs.runtime.jit_cache_hook, knobs.compilation.listener = noted, listened
+    JITFunction._do_compile, knobs.compilation.listener = noted, listened
     CompiledKernel.run = property(lambda kernel: nothing)
     CompiledKernel.launch_metadata = nothing
     CompiledKernel._init_handles = nothing

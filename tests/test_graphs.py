@@ -61,9 +61,9 @@ def runners(family: str, max_rows: int = 16) -> tuple[TorchRunner, GraphRunner]:
     """A plain runner, and one with steps over a cache of its own."""
     model = tiny_model(family, VOCAB_SIZE)
     plain, inner = (TorchRunner(model, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE) for _ in range(2))
-    graphs = GraphRunner(inner, max_rows=max_rows, max_blocks=64)
+    graphs = GraphRunner(inner, max_rows=max_rows, max_blocks=64, taps=TAPS)
     with interpreted():
-        graphs.capture(TAPS)
+        graphs.capture()
     return plain, graphs
 
 
@@ -114,11 +114,11 @@ def test_what_no_graph_was_made_for_is_run_as_it_is() -> None:
 
     graphs._runner.forward = noted  # type: ignore[method-assign]
     small, large = (Batch.of([text([3, 5, 7, 8], length)], BLOCK_SIZE) for length in (8, 9))
-    long = Batch.of([text(list(range(1, 33)), 1, start=127)] * 2, BLOCK_SIZE)
+    full, long = (Batch.of([text(list(range(1, 33)), 1, start=127)] * count, BLOCK_SIZE) for count in (2, 3))
     with interpreted():
-        for batch, taps in ((small, TAPS), (large, TAPS), (small, ()), (long, TAPS)):
+        for batch, taps in ((small, TAPS), (large, TAPS), (small, ()), (full, TAPS), (long, TAPS)):
             graphs.forward(batch, taps)
-    assert taken == [9, 8, 2]  # too many rows; other taps; too long block tables
+    assert taken == [9, 8, 3]  # too many rows; other taps; too long block tables
 
 
 def test_rows_of_nobody_are_rows() -> None:

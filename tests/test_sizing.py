@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -40,3 +45,43 @@ def test_a_pool_is_made_larger_with_all_that_lies_in_its_blocks() -> None:
     assert [keys.shape for keys in cache.keys] == [(2, 28, 16), (1, 28, 8)]
     assert [values.shape for values in cache.values] == [(2, 28, 16), (1, 28, 8)]
     assert memory.num_bytes == 7 * 32 * 4
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+
+from tests.fake_gpu import GRAPH, fake_gpu
+
+memory = 2**31
+with fake_gpu(memory=memory) as launches:
+    from specdec.build import Options, build
+    from specdec.request import Request, Stopping
+    from tests.server.conftest import write_model
+
+    folder = write_model(Path(sys.argv[1]) / "tiny")
+    drafters = sys.argv[2]
+    loaded = build(str(folder), Options(device="cuda", policy="fixed", drafter=drafters, max_rows=128, max_num_seqs=4))
+    made, alive = launches.captured, launches.alive
+    pool = loaded.engine.runner.cache
+    for number in range(3):
+        loaded.engine.add(Request((5, 6, 7 + number), stopping=Stopping(max_tokens=9)), str(number))
+    while loaded.engine.has_work:
+        loaded.engine.step()
+    print(made, alive, launches.captured, pool.num_bytes, GRAPH, memory)
+    assert loaded.engine.metrics.drafter_errors == 0
+"""
+
+
+@pytest.mark.parametrize("drafters", [pytest.param("none", marks=pytest.mark.slow), "layer_skip:1"])
+def test_the_cache_leaves_room_for_all_graphs_and_none_is_captured_later(drafters: str, tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="triton is not installed: it comes with the extra `gpu`, on Linux")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path), drafters]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
+    assert result.returncode == 0, result.stderr
+    made, alive, later, num_bytes, graph, memory = map(int, result.stdout.split())
+    assert made == later == 2 * alive  # once to see what they take, then over the cache of that size
+    assert alive > (20 if drafters == "none" else 60)
+    share = memory * 9 // 10 - alive * graph
+    assert share - 2**22 <= num_bytes <= share
