@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="triton is not installed: it comes with the
 
 ALL = [
     *("machine", "engine", "drafters", "steps", "noise", "mask", "penalties", "biases", "draw", "guesses"),
-    *("logprobs", "drawing", "norm", "rotary", "activation", "attention", "kv"),
+    *("fronts", "logprobs", "drawing", "norm", "rotary", "activation", "attention", "kv"),
 ]
 # What the package needs besides torch, triton, numpy and safetensors.
 OTHERS = (
