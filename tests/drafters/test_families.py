@@ -28,7 +28,7 @@ from specdec.protocols import Model
 from specdec.request import Request, Sampling, Speculative, Stopping
 from tests.drafters import test_heads_eagle, test_heads_medusa, test_heads_mtp
 from tests.drafters.head_files import LAYERS, RECORDED, VOCABULARY, WIDTH, recorded, write
-from tests.drafters.heads import causal, dense_draft, engine_with, watched
+from tests.drafters.heads import Seen, causal, dense_draft, engine_with, watched
 from tests.fakes import Outcome, run, texts
 from tests.tiny import LLAMA, filled
 
@@ -96,6 +96,14 @@ FAMILIES: dict[str, Callable[[Path], Opened]] = {
 }
 
 
+def check_dense(head: Opened, row: Seen) -> None:
+    """The logits of a row are what a dense recomputation says, to 1e-4, or to 1e-5 of the largest: what EAGLE goes on
+    from is never normed, so behind a few guesses its logits, and what rounding leaves of them, are tens."""
+    dense_V = dense_draft(head, target(), row.tokens, row.path)
+    off = 1e-5 * max(10.0, dense_V.abs().max().item())
+    torch.testing.assert_close(row.logits_V, dense_V, atol=off, rtol=0, msg=str(row))
+
+
 # One of each kind where the engine is hard on it.
 HARD = ["eagle3-llama-residual-d2t", "eagle, norms and bias", "mtp of qwen", "peagle-qwen3", "medusa"]
 CASES = [(family, "plain") for family in FAMILIES] + [
@@ -148,8 +156,7 @@ def test_the_text_is_the_targets_and_guesses_are_dense(
     levels = 4 if isinstance(head, Mtp | Eagle | Eagle3) else 3
     assert {len(row.path) for row in seen} == set(range(levels))
     for row in random.Random(3).sample(seen, 30):
-        dense = dense_draft(head, target(), row.tokens, row.path)
-        torch.testing.assert_close(row.logits_V, dense, atol=1e-4, rtol=0, msg=str(row))
+        check_dense(head, row)
 
 
 @pytest.mark.parametrize("family", ["eagle3-llama", "medusa", "peagle-llama"])
@@ -172,8 +179,7 @@ def test_a_drafter_that_was_not_asked_for_a_while_guesses_from_the_same(
         assert texts(run(engine, requests())) == root_only()
     assert len(seen) > 40
     for row in random.Random(3).sample(seen, 40):
-        dense = dense_draft(head, target(), row.tokens, row.path)
-        torch.testing.assert_close(row.logits_V, dense, atol=1e-4, rtol=0, msg=str(row))
+        check_dense(head, row)
 
 
 @pytest.mark.parametrize("family", ["eagle3-llama", "mtp of qwen", "peagle-llama", "medusa", "draft_model"])
@@ -199,8 +205,7 @@ def test_a_step_that_it_did_not_observe_leaves_no_wrong_guess(family: str, monke
     assert engine.metrics.drafter_errors == steps // 4 > 0
     assert drafter.num_kept == 0  # type: ignore[attr-defined]
     for row in random.Random(3).sample(seen, min(40, len(seen))):
-        dense = dense_draft(head, target(), row.tokens, row.path)
-        torch.testing.assert_close(row.logits_V, dense, atol=1e-4, rtol=0, msg=str(row))
+        check_dense(head, row)
 
 
 def test_what_waits_for_a_drafter_keeps_nothing_of_its_company(monkeypatch: pytest.MonkeyPatch) -> None:
