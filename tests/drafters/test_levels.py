@@ -136,8 +136,14 @@ def check_alike(seen: Seq[Drafted], most: int = 1) -> None:
     assert others <= most
 
 
-@pytest.mark.parametrize("growth", GROWTHS)
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize(
+    ("name", "growth"),
+    [
+        pytest.param(name, growth, marks=() if place == other else pytest.mark.slow)
+        for place, name in enumerate(HEADS)
+        for other, growth in enumerate(GROWTHS)
+    ],
+)
 def test_trees_are_those_that_grow_level_by_level(name: str, growth: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = new_engine(name, GROWTHS[growth])
     asked = requests(penalized=True)

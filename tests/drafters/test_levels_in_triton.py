@@ -102,7 +102,7 @@ def test_trees_are_those_of_the_cpu_and_only_texts_whose_path_matters_wait_again
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = [
-        Request((5, 9, 3), BIASED, Stopping(max_tokens=8)),
+        Request((5, 9, 3), BIASED, Stopping(max_tokens=7)),
         Request((7, 8), Sampling(temperature=0.0, presence_penalty=0.3), Stopping(max_tokens=5)),
     ]
     engine = new_engine(name, captured_blocks=60)
