@@ -53,7 +53,8 @@ def grow_unheard(growing: Seq[Growing], follow: Follow, growth: Growth, guessing
         return list(growing)
     num_levels = max(one.num_levels for one in free)
     width = min(growth.width, max(one.rows for one in free))
-    num_rows = 1 + width * (num_levels - 1)
+    # As many for every draft: what a GPU runs is compiled for a number of nodes.
+    num_rows = 1 + growth.width * (growth.depth - 1)
     following = follow(free, width, num_rows)
     if following is None:
         return list(growing)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from specdec.blocks import SCRAP
 from specdec.engine import Engine
 from specdec.mask import TokenMask
-from specdec.request import MAX_LOGPROBS, Request, Sampling, Stopping
+from specdec.request import MAX_LOGPROBS, Request, Sampling
 from specdec.text import Detokenizer
 from specdec.tree import DraftTree
 
@@ -39,12 +39,15 @@ def warm_up(engine: Engine) -> None:
         end_tokens=(),
     )
     prompt = (0,) * min(PROMPT, max(1, config.max_model_len - TOKENS - 1))
-    for name, sampling in {
-        "filtered": Sampling(temperature=0.8, top_k=40, top_p=0.9, min_p=0.01, logprobs=5),
-        "penalized": Sampling(repetition_penalty=1.1, logit_bias={0: 1.0}, logprobs=MAX_LOGPROBS),
+    filtered = Sampling(temperature=0.8, top_k=40, top_p=0.9, min_p=0.01, logprobs=5)
+    penalized = Sampling(repetition_penalty=1.1, logit_bias={0: 1.0}, logprobs=MAX_LOGPROBS)
+    for name, request in {
+        "free": Request(prompt, filtered),  # trees may grow without a word to the host
+        "filtered": Request(prompt, filtered, grammar=_Everything(vocab_size)),
+        "penalized": Request(prompt, penalized, grammar=_Everything(vocab_size)),
     }.items():
         # One after the other: of lists of likeliest tokens a step makes the longest.
-        (seq,) = alone.add(Request(prompt, sampling, Stopping(), _Everything(vocab_size)), name)
+        (seq,) = alone.add(request, name)
         while alone.has_work and seq.num_output < TOKENS:
             alone.step()
         alone.abort(name)  # no text comes to its end: drafters may keep those that do

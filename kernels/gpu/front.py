@@ -49,7 +49,7 @@ def hang(
     )
 
 
-@triton.jit(do_not_specialize=["filled", "level"])
+@triton.jit(do_not_specialize=["num_slots", "filled", "level", "width"])
 def front_kernel(
     nodes_SW,
     depths_SW,
@@ -113,7 +113,7 @@ def front_kernel(
         tl.store(num_grown_S + tree, grown + column + 1, mask=taken)
 
 
-@triton.jit(do_not_specialize=["first_row"])
+@triton.jit(do_not_specialize=["num_ending", "first_row"])
 def hang_kernel(
     tokens_SN,
     survival_SN,
