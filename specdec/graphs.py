@@ -24,7 +24,7 @@ from specdec.kernels.gpu.attention import num_pieces, tile_sizes
 from specdec.kernels.paged import Layout, PagedRows, Work
 from specdec.kernels.work_list import ITEM_FIELDS, JOIN_FIELDS, Capacity
 from specdec.protocols import Forward
-from specdec.runner import TorchRunner
+from specdec.runner import TorchRunner, said
 from specdec.staging import Staging, laid_out, room_for
 
 logger = logging.getLogger(__name__)
@@ -287,13 +287,9 @@ class GraphRunner:
             return self._runner.forward(batch, taps)
         hidden_RD, *tapped = self._steps.run(step, batch)
         # Taps are kept by drafters while later steps overwrite what the graph writes.
-        taps_RD = tuple(tap_RD[: batch.num_rows].clone() for tap_RD in tapped)
-        if batch.num_logits == 0:  # nothing but chunks of prompts: the head has no row to read
-            return Forward(torch.empty(0, self.vocab_size), taps_RD)
-        hidden_LD = hidden_RD[: batch.num_rows]
-        if batch.num_logits < batch.num_rows:
-            hidden_LD = hidden_RD.index_select(0, step.inputs["logit_rows"][: batch.num_logits])
-        return Forward(self.model.logits(hidden_LD), taps_RD)
+        taps_RD = [tap_RD[: batch.num_rows].clone() for tap_RD in tapped]
+        logit_rows_L = step.inputs["logit_rows"][: batch.num_logits]
+        return said(self.model, batch, hidden_RD[: batch.num_rows], taps_RD, logit_rows_L)
 
     def step_for(self, batch: Batch, taps: Sequence[int] = ()) -> Step | None:
         """The step that a forward replays, if any."""

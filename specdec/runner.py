@@ -7,12 +7,22 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from specdec.attention import PagedAttention
 from specdec.batch import Batch
 from specdec.kv import KVCache
 from specdec.protocols import Forward, Model
 from specdec.staging import Staging
+
+
+def said(model: Model, batch: Batch, hidden_RD: Tensor, taps_RD: Sequence[Tensor], logit_rows_L: Tensor) -> Forward:
+    """What a forward of `batch` says, by its hidden states: the head reads the rows that ask (int64 `[L]`, there)."""
+    if batch.num_logits == 0:  # nothing but chunks of prompts: the head has no row to read
+        return Forward(torch.empty(0, model.vocab_size), tuple(taps_RD))
+    all_ask = batch.num_logits == batch.num_rows
+    hidden_LD = hidden_RD if all_ask else hidden_RD.index_select(0, logit_rows_L)
+    return Forward(model.logits(hidden_LD), tuple(taps_RD))
 
 
 class TorchRunner:
@@ -39,11 +49,7 @@ class TorchRunner:
         """See `Runner` in `specdec/protocols.py`. Logits stay on the device."""
         inputs = self.attention.plan(batch)
         hidden_RD, tapped = self.model.forward(inputs["tokens"], inputs["positions"], self.attention, taps)
-        if batch.num_logits == 0:  # nothing but chunks of prompts: the head has no row to read
-            return Forward(torch.empty(0, self.vocab_size), tuple(tapped))
-        all_ask = batch.num_logits == batch.num_rows
-        hidden_LD = hidden_RD if all_ask else hidden_RD.index_select(0, inputs["logit_rows"])
-        return Forward(self.model.logits(hidden_LD), tuple(tapped))
+        return said(self.model, batch, hidden_RD, tapped, inputs["logit_rows"])
 
     @torch.inference_mode()
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
