@@ -18,8 +18,9 @@ from torch import Tensor
 
 from specdec.drafters.grow import Growing, Growth
 from specdec.drafters.guessing import Guessing, guessed
-from specdec.kernels.front import NONE, Level, Limits, Trees, front, hang, roots
+from specdec.kernels.front import front, hang, roots
 from specdec.kernels.guess import TEMPERS
+from specdec.kernels.trees import NONE, Level, Limits, Trees
 from specdec.mask import TokenMask
 from specdec.scoring import RowsOf, rows_of, told
 

@@ -22,7 +22,7 @@ from specdec.drafters.grow import Growing
 from specdec.drafters.heads import Head
 from specdec.drafters.levels import Following
 from specdec.drafters.memory import News
-from specdec.kernels.front import Level
+from specdec.kernels.trees import Level
 
 if TYPE_CHECKING:
     from specdec.sequence import Grant, Sequence

@@ -1,5 +1,5 @@
 """Which nodes are grown next and the guesses behind them, in Triton: a launch for each. Dimensions as in
-`specdec.kernels.front`."""
+`specdec.kernels.trees`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec.kernels.front import Level, Limits, Trees
+from specdec.kernels.trees import Level, Limits, Trees
 
 FRONT_WARPS = 4
 HANG_WARPS = 1

@@ -14,8 +14,8 @@ pytest.importorskip("triton", reason="triton is not installed: it comes with the
 
 from specdec.kernels import front
 from specdec.kernels.device import interpreted
-from specdec.kernels.front import NONE, Level, Limits, Trees
 from specdec.kernels.guess import TEMPERS
+from specdec.kernels.trees import NONE, Level, Limits, Trees
 from tests.kernels.cover import pairwise
 from tests.no_sync import no_sync
 
