@@ -114,7 +114,7 @@ def test_trees_are_those_of_the_cpu_and_only_texts_whose_path_matters_wait_again
     waits = [one.waits for one in seen]
     print(f"waits {waits}")
     assert max(waits) == 1 + GROWTH.depth  # of both
-    assert waits[-2] == 1  # of the first alone, at last
+    assert 1 in waits  # of the first alone, once the other has ended
 
 
 def test_between_the_roots_and_the_answer_nothing_waits_and_all_drafts_ask_for_the_same(
