@@ -191,7 +191,7 @@ with fake_gpu() as launches:
         for number, (kind, what) in enumerate(cases.names):
             if kind != script.CHECK:
                 found = script.found_by(name, number, script.GPU)
-                assert found.times and not found.failures, (what, found.failures)
+                assert (found.times or name == "machine") and not found.failures, (what, found.failures)
         print(name, len(cases.names), len(known), *sorted(launches.asked - known))
 """
 
