@@ -38,6 +38,13 @@ def rehearse(folder: Path, *arguments: str) -> tuple[subprocess.CompletedProcess
     return result, report["sections"]
 
 
+def test_a_python_without_what_it_needs_is_named(tmp_path: Path) -> None:
+    command = [sys.executable, "-S", str(SCRIPT), "machine"]  # without packages
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    assert f"{sys.executable} has no torch, triton, numpy, safetensors: name a Python that has" in result.stderr
+
+
 @pytest.mark.parametrize(
     "names",
     [
@@ -134,6 +141,7 @@ def test_a_case_that_kills_its_process_or_hangs_is_reported_and_takes_no_other_w
     assert [found["name"] for found in sections["good"]["times"]] == ["a time"]
 
 
+@pytest.mark.slow
 def test_what_there_is_no_time_for_is_cut_and_said_to_be(tmp_path: Path) -> None:
     command = [*stand_in(tmp_path), "--jobs", "1", "--seconds", "20", "good", "slow"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
