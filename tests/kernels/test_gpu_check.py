@@ -111,7 +111,27 @@ def hanging(place, cases, found):
         time.sleep(1000)
 
 
-script.SECTIONS = dict(good=good, crashing=crashing, slow=slow, hanging=hanging)
+def losing(place, cases, found):
+    if cases.checking("losing the device"):
+        global lost
+        lost = True
+        raise RuntimeError("the device is lost")
+    for number in range(2):
+        if cases.checking(f"after it {{number}}"):
+            found.check(not lost, "there is no device")
+
+
+def silent(place, cases, found):
+    if cases.checking("silent"):
+        print("about to hang in the driver", file=sys.stderr, flush=True)
+        os.closerange(3, 99)
+        time.sleep(1000)
+
+
+lost = False
+script.SECTIONS = dict(good=good, crashing=crashing, slow=slow, hanging=hanging, losing=losing, silent=silent)
+script.is_of_use = lambda place: not lost
+script.LAST_SECONDS = 1.0
 script.REHEARSAL = script.replace(script.REHEARSAL, longest=3.0)
 sys.exit(script.main())
 """
@@ -141,6 +161,25 @@ def test_a_case_that_kills_its_process_or_hangs_is_reported_and_takes_no_other_w
     assert [found["name"] for found in sections["good"]["times"]] == ["a time"]
 
 
+def test_where_a_case_loses_the_device_a_new_process_takes_the_next(tmp_path: Path) -> None:
+    command = [*stand_in(tmp_path), "--jobs", "1", "losing", "silent"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert result.returncode == 1, result.stderr
+    sections = json.loads((tmp_path / "gpu_check.json").read_text())["sections"]
+    (failure,) = sections["losing"]["failures"]
+    assert "RuntimeError: the device is lost" in failure
+    assert sections["losing"]["checks"] == 2
+    (failure,) = sections["silent"]["failures"]
+    assert failure == "its process says no more and does not end: about to hang in the driver"
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    command = [*stand_in(tmp_path), "--json", str(tmp_path / "nowhere" / "found.json"), "good"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert result.returncode == 2
+    assert "nowhere/found.json cannot be written: " in result.stderr
+
+
 @pytest.mark.slow
 def test_what_there_is_no_time_for_is_cut_and_said_to_be(tmp_path: Path) -> None:
     command = [*stand_in(tmp_path), "--jobs", "1", "--seconds", "20", "good", "slow"]
@@ -162,18 +201,21 @@ def test_where_no_process_starts_in_time_everything_is_cut(tmp_path: Path) -> No
     assert result.stdout.splitlines()[-2:] == ["mask: cut, 0 checks", "draw: cut, 0 checks"]
 
 
-def test_one_that_is_ended_from_outside_leaves_what_it_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_one_that_is_ended_from_outside_leaves_what_it_found(number: signal.Signals, tmp_path: Path) -> None:
+    """And blames no case for it; a terminal interrupts all of its processes at once."""
     command = [*stand_in(tmp_path), "--jobs", "1", "good", "slow"]
-    started = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    started = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert started.stdout is not None
     path, end = tmp_path / "gpu_check.json", time.monotonic() + 150
     while time.monotonic() < end and not (path.exists() and '"checks": 3' in path.read_text()):
         time.sleep(0.1)
-    started.send_signal(signal.SIGTERM)
+    os.killpg(started.pid, number)
     told, _ = started.communicate(timeout=60)
-    assert started.returncode == 128 + signal.SIGTERM
+    assert started.returncode == 128 + number
     sections = json.loads(path.read_text())["sections"]
     assert sections["good"]["done"] == sections["good"]["checks"] == 3
+    assert [found["failures"] for found in sections.values()] == [[], []]
     assert told.splitlines()[-2] == "good: cut after 3 of 4 cases, 3 checks"
 
 
