@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from specdec.errors import ConfigError
 from specdec.tree import MAX_DRAFTS
 
-SIZES = ("max_model_len", "block_size", "max_num_seqs", "max_rows", "max_waiting")  # each at least 1
+# What each is at least: a context holds a token to go on from and one behind it.
+SIZES = {"max_model_len": 2, "block_size": 1, "max_num_seqs": 1, "max_rows": 1, "max_waiting": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +32,16 @@ class EngineConfig:
         for name in (*SIZES, "num_slots", "max_drafts"):
             if type(getattr(self, name)) is not int:
                 raise ConfigError(f"{name} must be an integer, got {getattr(self, name)!r}")
-        for name in SIZES:
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name, least in SIZES.items():
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if not 0 <= self.max_drafts <= MAX_DRAFTS:
             raise ConfigError(f"max_drafts must be between 0 and {MAX_DRAFTS}, got {self.max_drafts}")
         # One sequence alone must always fit with a full tree, or preemption could go round for ever.
-        least = self.max_model_len + MAX_DRAFTS + 2
-        if self.num_slots < least:
+        least_slots = self.max_model_len + MAX_DRAFTS + 2
+        if self.num_slots < least_slots:
             raise ConfigError(
-                f"num_slots (kv_cache_tokens) must be at least max_model_len + {MAX_DRAFTS + 2} = {least}, "
+                f"num_slots (kv_cache_tokens) must be at least max_model_len + {MAX_DRAFTS + 2} = {least_slots}, "
                 f"got {self.num_slots}: make it larger or max_model_len smaller"
             )
 

@@ -28,7 +28,7 @@ from specdec.protocols import Drafter
 from specdec.request import Request, Sampling, Stopping
 from specdec.sequence import Grant, Sequence, Span
 from specdec.text import Detokenizer
-from specdec.tree import DraftTree, chain
+from specdec.tree import MAX_DRAFTS, DraftTree, chain
 
 logger = logging.getLogger(__name__)
 
@@ -90,16 +90,19 @@ def measure_drafter(engine: Engine, drafter: Drafter) -> float:
     repeats itself. The engine must be idle; nothing is left behind."""
     timed = _Timed(drafter)
     config = engine.config
-    length = min(CONTEXT, config.max_model_len - 2)
+    length = min(CONTEXT, max(1, config.max_model_len - 2))
     alone = Engine(
         engine.runner, [timed], replace(config, prefix_caching=False), new_text=lambda _: _no_text(), end_tokens=()
     )
     draw = random.Random(0)
     prompt = tuple(draw.randrange(min(6, engine.runner.vocab_size)) for _ in range(length))
-    alone.add(Request(prompt, Sampling(temperature=0.0), Stopping(max_tokens=DRAFTS)), "costs")
-    while alone.has_work:
+    (seq,) = alone.add(
+        Request(prompt, Sampling(temperature=0.0), Stopping(max_tokens=DRAFTS + MAX_DRAFTS + 1)), "costs"
+    )
+    while alone.has_work and seq.num_output < DRAFTS:
         timed.seconds.append(0.0)
         alone.step()
+    alone.abort("costs")  # not to its end where there is room: drafters may keep texts that come to it
     times = timed.seconds[-(-length // config.max_rows) :]  # without the chunks of the prompt
     return statistics.median(times[1:] or times or [0.0]) * 1e3
 

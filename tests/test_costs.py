@@ -76,7 +76,15 @@ def test_drafts_are_measured_by_drafter_and_leave_nothing_behind(tmp_path: Path)
     assert costs.keys() == {"suffix"}
     assert costs["suffix"] > 0
     assert suffix.num_kept == 0
+    assert not suffix._pools  # of texts that came to their end
     assert drafter_costs(engine, {"model": "a"}, tmp_path) == costs
+    engine.scheduler.pool.check([])
+
+
+@pytest.mark.parametrize("max_model_len", [2, 3, 4])
+def test_drafts_are_measured_also_in_the_smallest_contexts(max_model_len: int, tmp_path: Path) -> None:
+    engine = hash_engine(EngineConfig(max_model_len, 128), SuffixDrafter())
+    assert drafter_costs(engine, {}, tmp_path).keys() == {"suffix"}
     engine.scheduler.pool.check([])
 
 

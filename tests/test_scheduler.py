@@ -360,7 +360,7 @@ def test_one_sequence_of_full_length_always_fits_beside_its_drafts(block_size: i
     ("fields", "words"),
     [
         ({"num_slots": 103}, "num_slots (kv_cache_tokens) must be at least max_model_len + 64 = 104, got 103"),
-        ({"max_model_len": 0}, "max_model_len must be at least 1, got 0"),
+        ({"max_model_len": 1}, "max_model_len must be at least 2, got 1"),
         ({"block_size": 0}, "block_size must be at least 1"),
         ({"max_num_seqs": 0}, "max_num_seqs must be at least 1"),
         ({"max_rows": -1}, "max_rows must be at least 1"),
