@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 PROMPT = 256  # tokens, which take larger tiles of attention than those that are drawn
 TOKENS = 2  # behind the first of them there are guesses
+LEVELS = 2  # of guesses, at least: the second is chosen among the first
 
 
 def warm_up(engine: Engine) -> None:
@@ -38,7 +39,7 @@ def warm_up(engine: Engine) -> None:
         new_text=lambda _: Detokenizer(lambda token: b""),
         end_tokens=(),
     )
-    prompt = (0,) * min(PROMPT, max(1, config.max_model_len - TOKENS - 1))
+    prompt = (0,) * min(PROMPT, max(1, config.max_model_len - TOKENS - LEVELS))
     filtered = Sampling(temperature=0.8, top_k=40, top_p=0.9, min_p=0.01, logprobs=5)
     penalized = Sampling(repetition_penalty=1.1, logit_bias={0: 1.0}, logprobs=MAX_LOGPROBS)
     for name, request in {

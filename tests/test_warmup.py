@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,13 @@ import pytest
 pytest.importorskip("triton", reason="triton is not installed: it comes with the extra `gpu`, on Linux")
 
 from specdec.config import EngineConfig
+from specdec.drafters.none import NoDrafter
 from specdec.drawing import WIDTHS
 from specdec.engine import Engine
 from specdec.kernels.device import interpreted
 from specdec.kernels.gpu import logprobs, mask, sample
+from specdec.sequence import Grant
+from specdec.tree import DraftTree
 from specdec.warmup import warm_up
 from tests.fakes import BigramRunner, letters
 
@@ -49,6 +53,22 @@ def test_what_requests_need_is_launched_before_they_come_and_leaves_nothing_behi
     assert launched == {*drawing, *(("top_rows", width) for width in WIDTHS if width)}
     assert engine.metrics.steps == 0
     engine.scheduler.pool.check([])
+
+
+@pytest.mark.parametrize("max_model_len", [5, 20, 96])
+def test_trees_have_a_second_level_also_in_small_contexts(max_model_len: int) -> None:
+    """Which nodes it has is chosen by kernels that the first does without."""
+    depths: list[int] = []
+
+    class Noting(NoDrafter):
+        def draft(self, grants: Seq[Grant]) -> list[DraftTree]:
+            depths.extend(grant.depth for grant in grants)
+            return super().draft(grants)
+
+    config = EngineConfig(max_model_len, num_slots=256, block_size=4)
+    runner = BigramRunner(np.zeros((8, 8), np.float32))
+    warm_up(Engine(runner, [Noting()], config, new_text=letters, end_tokens=(0,)))
+    assert max(depths) >= 2
 
 
 PROGRAM = """
