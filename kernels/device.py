@@ -15,6 +15,18 @@ def on_gpu(tensor: Tensor) -> bool:
     return tensor.is_cuda or _interpreting
 
 
+def launch_problem() -> str | None:
+    """Why Triton cannot launch kernels on this machine's GPU, in its own words; None where it can. What launches them
+    is built by a C compiler, with Python's headers and the driver's library, when it is first asked for."""
+    from triton.runtime import driver
+
+    try:
+        driver.active.get_current_target()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
 @contextmanager
 def interpreted() -> Iterator[None]:
     """Inside, a CPU's tensors are for `specdec.kernels.gpu` as well, which Triton must have been imported for with

@@ -25,6 +25,7 @@ from specdec.drafting import all_taps
 from specdec.engine import Engine
 from specdec.errors import ConfigError, InvalidRequest, ModelError
 from specdec.grammar.compile import Compiler, check_backend
+from specdec.kernels.device import launch_problem
 from specdec.kv import Pool
 from specdec.loader import Checkpoint, load, open_checkpoint
 from specdec.policy import Policy
@@ -289,6 +290,12 @@ def _check_gpu(options: Options, device: str) -> None:
         raise ConfigError(f"device is cuda, but {why}; leave it out to run on the CPU")
     if find_spec("triton") is None:
         raise ConfigError("device cuda needs triton: it comes with the extra `gpu`, on Linux")
+    problem = launch_problem()
+    if problem is not None:
+        raise ConfigError(
+            f"device cuda needs kernels that triton launches, for which it takes a C compiler and Python's headers "
+            f"(gcc and python3-dev): {problem}"
+        )
     if utilization is not None and options.kv_cache_tokens is not None:
         raise ConfigError("gpu_memory_utilization says how much fits and kv_cache_tokens how much is taken: give one")
 

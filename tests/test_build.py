@@ -58,6 +58,16 @@ def test_options_of_a_gpu_are_refused_where_they_mean_nothing(
         build(str(checkpoint.path), Options(**options))
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_for_which_triton_builds_nothing_is_refused_with_what_it_takes(
+    monkeypatch: pytest.MonkeyPatch, checkpoint: Checkpoint
+) -> None:
+    pytest.importorskip("triton", reason="triton is not installed: it comes with the extra `gpu`, on Linux")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(ConfigError, match=r"triton launches, .* a C compiler and Python's headers .*: \w+Error: "):
+        build(str(checkpoint.path), Options(device="cuda"))
+
+
 @pytest.mark.parametrize("option", ["chat_template", "draft_ranks"])
 def test_files_that_cannot_be_read_are_refused_before_the_model_is_loaded(option: str, checkpoint: Checkpoint) -> None:
     loaded: list[tuple[int, int]] = []
