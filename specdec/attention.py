@@ -30,7 +30,7 @@ class PagedAttention:
         self.cache = cache
         self.device = device
         self.first = first
-        self._slots_R = torch.empty(0, dtype=torch.int64)
+        self._slots_R = torch.empty(0, dtype=torch.int64, device=device)
         self._staging = Staging(device)
         self.rows: PagedRows | None = None
 
@@ -51,7 +51,7 @@ class PagedAttention:
             first=self.first,
         )
         inputs = {"tokens": batch.tokens_R, "positions": batch.positions_R, "logit_rows": batch.logit_rows_L}
-        if on_gpu(self.cache.keys[0]):
+        if on_gpu(self._slots_R):
             found, inputs = self._moved(found, inputs | {"slots": batch.slots_R})
             self._slots_R = inputs["slots"]
         else:

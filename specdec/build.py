@@ -132,9 +132,19 @@ def build(
     """Open, load and wire a model.
 
     `source` is a folder, a .gguf file, a name that `specdec pull` knows, or a hub id; `progress` is told how many
-    tensors are loaded and how many there are. Raises `ModelError` for the files and `ConfigError` for the options.
+    tensors are loaded and how many there are. Raises `ModelError` for the files and `ConfigError` for the options, also
+    where a GPU's memory is too small for what they ask for.
     """
-    options = options or Options()
+    try:
+        return _built(source, options or Options(), progress)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"{source} and what it is run with do not fit into the GPU's memory: make kv_cache_tokens, "
+            f"max_num_batched_tokens or gpu_memory_utilization smaller, or set enforce_eager: {error}"
+        ) from error
+
+
+def _built(source: str, options: Options, progress: Callable[[int, int], None] | None) -> LoadedModel:
     names = drafter_names(options.drafter, None if options.draft_model is None else family(options.draft_model))
     device = _checked_device(options)
     checkpoint = open_checkpoint(source)

@@ -58,6 +58,14 @@ def test_options_of_a_gpu_are_refused_where_they_mean_nothing(
         build(str(checkpoint.path), Options(**options))
 
 
+def test_a_gpu_that_is_too_small_is_told_with_what_would_make_it_fit(checkpoint: Checkpoint) -> None:
+    def filled(done: int, count: int) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 9 GiB")
+
+    with pytest.raises(ConfigError, match=r"do not fit into the GPU's memory: .* or set enforce_eager: tried to allo"):
+        build(str(checkpoint.path), Options(device="cpu"), progress=filled)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_for_which_triton_builds_nothing_is_refused_with_what_it_takes(
     monkeypatch: pytest.MonkeyPatch, checkpoint: Checkpoint

@@ -161,25 +161,6 @@ def test_a_case_that_kills_its_process_or_hangs_is_reported_and_takes_no_other_w
     assert [found["name"] for found in sections["good"]["times"]] == ["a time"]
 
 
-def test_where_a_case_loses_the_device_a_new_process_takes_the_next(tmp_path: Path) -> None:
-    command = [*stand_in(tmp_path), "--jobs", "1", "losing", "silent"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
-    assert result.returncode == 1, result.stderr
-    sections = json.loads((tmp_path / "gpu_check.json").read_text())["sections"]
-    (failure,) = sections["losing"]["failures"]
-    assert "RuntimeError: the device is lost" in failure
-    assert sections["losing"]["checks"] == 2
-    (failure,) = sections["silent"]["failures"]
-    assert failure == "its process says no more and does not end: about to hang in the driver"
-
-
-def test_a_report_that_cannot_be_written_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    command = [*stand_in(tmp_path), "--json", str(tmp_path / "nowhere" / "found.json"), "good"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
-    assert result.returncode == 2
-    assert "nowhere/found.json cannot be written: " in result.stderr
-
-
 @pytest.mark.slow
 def test_what_there_is_no_time_for_is_cut_and_said_to_be(tmp_path: Path) -> None:
     command = [*stand_in(tmp_path), "--jobs", "1", "--seconds", "20", "good", "slow"]
@@ -217,6 +198,25 @@ def test_one_that_is_ended_from_outside_leaves_what_it_found(number: signal.Sign
     assert sections["good"]["done"] == sections["good"]["checks"] == 3
     assert [found["failures"] for found in sections.values()] == [[], []]
     assert told.splitlines()[-2] == "good: cut after 3 of 4 cases, 3 checks"
+
+
+def test_where_a_case_loses_the_device_a_new_process_takes_the_next(tmp_path: Path) -> None:
+    command = [*stand_in(tmp_path), "--jobs", "1", "losing", "silent"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert result.returncode == 1, result.stderr
+    sections = json.loads((tmp_path / "gpu_check.json").read_text())["sections"]
+    (failure,) = sections["losing"]["failures"]
+    assert "RuntimeError: the device is lost" in failure
+    assert sections["losing"]["checks"] == 2
+    (failure,) = sections["silent"]["failures"]
+    assert failure == "its process says no more and does not end: about to hang in the driver"
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    command = [*stand_in(tmp_path), "--json", str(tmp_path / "nowhere" / "found.json"), "good"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert result.returncode == 2
+    assert "nowhere/found.json cannot be written: " in result.stderr
 
 
 WARM = """
