@@ -10,13 +10,14 @@ from torch import Tensor
 
 from specdec.kernels.trees import Level, Limits, Trees
 
-FRONT_WARPS = 4
+NODES_A_WARP = 256  # of which each thread holds some numbers: more, and older Tritons spill
 HANG_WARPS = 1
 
 
 def front(trees: Trees, limits: Limits, level: int, width: int, filled: int, branch: int) -> Level:
     """See `specdec.kernels.front.front`, where `filled` nodes have been guessed so far."""
     num_trees, num_nodes = trees.tokens_SN.shape
+    size = triton.next_power_of_2(num_nodes)
     # One by one: parts of one tensor are aligned or not by their length, and compiled for either.
     fields = [trees.tokens_SN.new_empty(num_trees, width) for _ in range(7)]
     survival_SW = trees.survival_SN.new_empty(num_trees, width)
@@ -24,11 +25,16 @@ def front(trees: Trees, limits: Limits, level: int, width: int, filled: int, bra
         *(*fields, survival_SW, trees.tokens_SN, trees.survival_SN, trees.open_SN, trees.depths_SH),
         *(trees.ancestors_SH, trees.num_grown_S, limits.root_S, limits.depth_S, limits.room_S, limits.rows_S),
         *(limits.slots_SM, num_nodes, num_nodes // branch, limits.slots_SM.shape[1], filled, level, width, branch),
-        SIZE=triton.next_power_of_2(num_nodes),
-        num_warps=FRONT_WARPS,
+        SIZE=size,
+        num_warps=num_warps(size),
         enable_fp_fusion=False,
     )
     return Level(fields[0], survival_SW, *fields[1:])
+
+
+def num_warps(size: int) -> int:
+    """Of `front_kernel`, for trees of up to `size` nodes."""
+    return max(4, min(16, size // NODES_A_WARP))
 
 
 def hang(

@@ -121,7 +121,7 @@ def fronts() -> Iterator[Compilation]:
     ints, floats = "*i64", "*fp64"
     grown = (*[ints] * 7, floats, ints, floats, "*i1", *[ints] * 2, *[ints] * 5, *[ints] * 1, *["i32"] * 7)
     for size in (512, 4096):
-        yield Compilation(front.front_kernel, grown, {"SIZE": size}, front.FRONT_WARPS, aligned=False)
+        yield Compilation(front.front_kernel, grown, {"SIZE": size}, front.num_warps(size), aligned=False)
     hung = (ints, floats, "*i1", ints, ints, "*i32", ints, floats, ints, ints, "*i32", "*fp32")
     for branch, ranked in ((8, False), (8, True), (32, False)):
         types = (*hung, floats if ranked else ints, ints, ints, floats, *["i32"] * 4)
