@@ -80,11 +80,9 @@ def test_rotation_and_what_it_writes_are_those_of_the_reference(
     caches = [torch.full((kv_heads, NUM_SLOTS, size), torch.nan, dtype=dtype) for _ in range(4)]
     found_RHK = rotary.rotate_and_write(qk_RJK, v_RGK, tables, caches[0], caches[1], slots_R, case["tuning"])
     expected_RHK = norm_rope.rotate_and_write(qk_RJK, v_RGK, tables, caches[2], caches[3], slots_R)
-    bound = BOUND if dtype == torch.float32 else 4e-6
-    terms_RJK = qk_RJK.abs().amax(-1, keepdim=True).float().expand_as(qk_RJK)  # of two products each, which may cancel
-    assert_near(found_RHK, expected_RHK, bound, terms_RJK[:, :queries])
+    assert_near(found_RHK, expected_RHK, BOUND if dtype == torch.float32 else 4e-6)
     assert torch.equal(caches[1].nan_to_num(9.0), caches[3].nan_to_num(9.0))
-    assert_near(caches[0][:, slots_R], caches[2][:, slots_R], bound, terms_RJK[:, queries:].transpose(0, 1))
+    assert_near(caches[0], caches[2], BOUND if dtype == torch.float32 else 4e-6)
     untouched_N = torch.ones(NUM_SLOTS, dtype=torch.bool)
     untouched_N[slots_R] = False
     for cache in caches:
